@@ -1,0 +1,174 @@
+"""Who answers: the contract that every engine keeps, the fake one included.
+
+A stage opens one `Session` per arm. The session says which policy it *really* applied; the
+stage compares and stops when that is not what the arm asked for. Distributions stay inside
+the engine (a vocabulary can have 262,144 entries): the stage only asks one of them how far it
+is from another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvtriage.fp8.scales import ScaleSet
+from kvtriage.fp8.stats import HeldOut, KVStats
+from kvtriage.kvcache.policy import CachePolicy
+from kvtriage.kvcache.spec import CacheSpec
+
+__all__ = [
+    "Applied",
+    "Arm",
+    "Distribution",
+    "Engine",
+    "EngineInfo",
+    "Generation",
+    "Progress",
+    "ScoreRequest",
+    "ScoreResponse",
+    "Session",
+    "Tokenizer",
+]
+
+Progress = Callable[[int, int], None]
+"""Called with (done, total) after each step of long work."""
+
+
+class Tokenizer(Protocol):
+    """Text to token ids, without special tokens; `bos` is what the model expects in front."""
+
+    @property
+    def bos(self) -> tuple[int, ...]: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
+        """The chat template applied. Raises DataError when the model has none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One treatment: a policy, and the scales that its per-tensor and per-head layers need."""
+
+    name: str
+    policy: CachePolicy
+    scales: ScaleSet | None = None
+    prefill_chunk: int | None = None
+    """Prefill in pieces of so many tokens; None for all at once."""
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """Who measured. Travels with every trial, inside the conditions hash."""
+
+    name: str
+    version: str
+    device: str
+    backend: str
+    numerics: str
+    compute_dtype: str
+    native_dtype: str
+    threads: int
+    per_head_scales: bool
+    """Whether this engine can apply one scale per KV head."""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What the engine did, read back and not assumed: format words and scales per layer."""
+
+    formats: tuple[str, ...]
+    k_scales: tuple[tuple[float, ...], ...]
+    """Per layer [Hkv]; an empty tuple where the layer is native."""
+    v_scales: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """Read `token_ids` and score the predictions of tokens `score_from` to the end."""
+
+    item_id: str
+    token_ids: tuple[int, ...]
+    score_from: int
+
+
+class Distribution(Protocol):
+    """Next-token distributions at the S scored positions; opaque, owned by the engine."""
+
+    def kl_from(self, reference: Distribution) -> tuple[float, ...]:
+        """KL(reference ‖ self) in nats at each scored position: [S]."""
+        ...
+
+
+@dataclass(frozen=True)
+class ScoreResponse:
+    """S = len(token_ids) − score_from scored positions."""
+
+    nll: tuple[float, ...]
+    """Negative log-likelihood of each scored token, nats: [S]."""
+    top1: tuple[int, ...]
+    """The most likely token at each scored position: [S]."""
+    distribution: Distribution
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Raw times of one greedy generation, seconds."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+    """[batch][new tokens]."""
+    ttft_s: float
+    token_s: tuple[float, ...]
+    """Time of each decode step after the first token: [new tokens − 1]."""
+    held_bytes: int
+    """Bytes the cache really held at the end, all sequences."""
+    held_tokens: int
+    """Context length of each sequence in the cache at the end."""
+
+
+class Session(Protocol):
+    """An engine under one arm."""
+
+    def applied(self) -> Applied: ...
+
+    def score(self, request: ScoreRequest) -> ScoreResponse:
+        """Raises NonFinite when NaN or infinity reaches the cache."""
+        ...
+
+    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
+        """Greedy decoding of prompts of one length. Raises NonFinite."""
+        ...
+
+
+class Engine(Protocol):
+    """A model behind a clock."""
+
+    @property
+    def spec(self) -> CacheSpec: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def info(self) -> EngineInfo: ...
+
+    def open(self, arm: Arm) -> AbstractContextManager[Session]:
+        """Raises PolicyNotApplied for a policy the engine cannot store."""
+        ...
+
+    def probe(self, requests: Sequence[ScoreRequest], policies: Sequence[Arm], progress: Progress) -> list[list[float]]:
+        """Mean KL from native, nats per token: [policies][requests].
+
+        One call, so that the engine may share work among the probes.
+        """
+        ...
+
+    def observe(self, prompts: Sequence[Sequence[int]], position_edges: Sequence[int], progress: Progress) -> KVStats:
+        """Ranges of Q, K and V under native storage. Raises NonFinite, naming the layer."""
+        ...
+
+    def check_scales(self, prompts: Sequence[Sequence[int]], scales: ScaleSet, progress: Progress) -> HeldOut:
+        """Shares of K and V elements that saturate or fall below the normal range."""
+        ...

@@ -1,0 +1,73 @@
+"""Disk, safely: whole files or none, and no path out of the folder that was given."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvtriage.errors import StorageError
+
+__all__ = ["new_folder", "sha256_bytes", "sha256_file", "write_atomic", "writing"]
+
+
+def sha256_bytes(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the OSError of a write to `path` into a StorageError."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(
+            f"cannot write {path}: {reason}",
+            hint="nothing was half-written; free some space or choose another folder, then run the same command again",
+        ) from error
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write `data` to `path`, all of it or nothing. Raises StorageError."""
+    with writing(path):
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `path` when the block ends well, and vanishes when not.
+
+    Raises StorageError; an existing `path` is left alone and is the caller's to refuse.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        with writing(path):
+            yield scratch
+            os.chmod(scratch, 0o755)
+            os.replace(scratch, path)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise

@@ -1,0 +1,65 @@
+"""From ranges to scales. real = stored × scale, float32, so that amax lands on 448."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvtriage.errors import EngineError
+from kvtriage.fp8.e4m3 import MAX
+from kvtriage.fp8.stats import KVStats
+from kvtriage.kvcache.policy import Scaling
+from kvtriage.kvcache.spec import CacheSpec
+
+__all__ = ["LayerScales", "ScaleSet", "fit_scales"]
+
+
+@dataclass(frozen=True)
+class LayerScales:
+    """Scales of one layer: q [H], k and v [Hkv] per head, or [1] each per tensor."""
+
+    layer_idx: int
+    q: tuple[float, ...]
+    k: tuple[float, ...]
+    v: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ScaleSet:
+    """One entry per layer, L in all. Construction refuses a scale that would destroy data."""
+
+    scaling: Scaling
+    layers: tuple[LayerScales, ...]
+
+    def __post_init__(self) -> None:
+        for layer in self.layers:
+            for tensor, values in (("q", layer.q), ("k", layer.k), ("v", layer.v)):
+                for head, value in enumerate(values):
+                    if not (np.isfinite(value) and np.float32(value) > 0):
+                        raise EngineError(
+                            f"the {tensor}_scale of layer {layer.layer_idx}, head {head} came out as {value}",
+                            hint="a scale must be positive and finite; look at the calibration text and the layer's weights",
+                        )
+
+
+def fit_scales(stats: KVStats, spec: CacheSpec, scaling: Scaling) -> ScaleSet:
+    """amax / 448 per head, or per tensor, rounded to float32.
+
+    Raises EngineError, naming the layer, for a tensor that was not observed or was all zero:
+    its scale would be a guess.
+    """
+    layers = []
+    for layer in spec.layers:
+        fitted = {}
+        for tensor in ("q", "k", "v"):
+            seen = stats.tensors.get((layer.layer_idx, tensor))
+            if seen is None:
+                raise EngineError(
+                    f"{tensor} of layer {layer.layer_idx} was never observed",
+                    hint="this layer does not pass through the attention function; kvtriage will not invent its scale",
+                )
+            amax = seen.amax if scaling is Scaling.PER_HEAD else seen.amax.max(keepdims=True)
+            fitted[tensor] = tuple(float(np.float32(value / MAX)) for value in amax)
+        layers.append(LayerScales(layer.layer_idx, fitted["q"], fitted["k"], fitted["v"]))
+    return ScaleSet(scaling, tuple(layers))

@@ -1,0 +1,317 @@
+"""The records of a case, one per verb, each chained to those before it by SHA-256.
+
+    plan.json → scales.json → sensitivities.json → trials.jsonl + evidence.json → verdict.json
+
+A record's `inputs` maps the file names it was made from to their SHA-256. No record is ever
+edited; a verb whose inputs have changed refuses to go on.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvtriage.records.study import Study
+
+__all__ = [
+    "SCHEMA",
+    "ArmRecord",
+    "CapacityTrial",
+    "Conditions",
+    "DataRef",
+    "Evidence",
+    "HeldOutRow",
+    "LayerGeometry",
+    "LayerScalesRecord",
+    "ModelRef",
+    "Plan",
+    "ProbeRow",
+    "Reason",
+    "RepairChoice",
+    "ScaleRecord",
+    "ScoreTrial",
+    "Sensitivities",
+    "SweepRow",
+    "TimingTrial",
+    "Trial",
+    "Verdict",
+]
+
+SCHEMA = 1
+"""Version of every record's form. A case of another version is refused by name."""
+
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    schema: int = SCHEMA
+    kvtriage_version: str
+    inputs: dict[str, str] = {}
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+# --- plan -------------------------------------------------------------------------------
+
+
+class ModelRef(_Part, frozen=True):
+    """Which model: `source` as the user named it, `path` the folder, and a fingerprint.
+
+    The fingerprint is the SHA-256 over config.json and the safetensors headers and sizes.
+    """
+
+    source: str
+    path: str
+    architecture: str
+    fingerprint: str
+    parameters: int
+
+
+class DataRef(_Part, frozen=True):
+    source: str
+    sha256: str
+    documents: int
+    tokens: int
+
+
+class LayerGeometry(_Part, frozen=True):
+    layer_idx: int
+    kind: str
+    num_attention_heads: int
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    window_tokens: int | None
+
+
+class Plan(_Record, frozen=True):
+    """plan.json: the model's geometry, the study and the data it will use."""
+
+    model: ModelRef
+    data: DataRef
+    study: Study
+    model_type: str
+    max_model_len: int
+    layers: tuple[LayerGeometry, ...]
+    assumed: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+# --- calibrate --------------------------------------------------------------------------
+
+
+class LayerScalesRecord(_Part, frozen=True):
+    """Scales of one layer: real = stored × scale, float32. q [H], k and v [Hkv], or [1]."""
+
+    layer_idx: int
+    q: tuple[float, ...]
+    k: tuple[float, ...]
+    v: tuple[float, ...]
+
+
+class HeldOutRow(_Part, frozen=True):
+    """Shares of the held-out K or V elements of one head, under one scaling."""
+
+    scaling: str
+    layer_idx: int
+    tensor: str
+    head: int
+    saturated: float
+    below_normal: float
+    amax: float
+
+
+class SweepRow(_Part, frozen=True):
+    """Largest |K| or |V| of one layer by position: edges[i] ≤ position < edges[i+1]."""
+
+    layer_idx: int
+    tensor: str
+    amax: tuple[float, ...]
+
+
+class ScaleRecord(_Record, frozen=True):
+    """scales.json: both scale sets, what was seen, and how they do on text not calibrated on."""
+
+    per_tensor: tuple[LayerScalesRecord, ...]
+    per_head: tuple[LayerScalesRecord, ...]
+    mantissa_k: tuple[tuple[float, ...], ...]
+    """Best sub-octave position of each KV head for the scale-free bound: [L][Hkv]."""
+    mantissa_v: tuple[tuple[float, ...], ...]
+    calibration_items: tuple[str, ...]
+    calibration_tokens: int
+    held_out: tuple[HeldOutRow, ...]
+    position_edges: tuple[int, ...]
+    sweep: tuple[SweepRow, ...]
+    peak_bytes: int
+    warnings: tuple[str, ...]
+
+
+# --- diagnose ---------------------------------------------------------------------------
+
+
+class ProbeRow(_Part, frozen=True):
+    """Damage of one probe alone: `layers` (and `head`) in `format`, all else native."""
+
+    format: str
+    layers: tuple[int, ...]
+    head: int | None
+    kl: tuple[float, ...]
+    """Mean KL from native of each probe item, nats per token."""
+
+
+class Sensitivities(_Record, frozen=True):
+    """sensitivities.json: where FP8 hurts, and the group suspected of it."""
+
+    layer_probes: tuple[ProbeRow, ...]
+    head_probes: tuple[ProbeRow, ...]
+    type_probes: tuple[ProbeRow, ...]
+    """`layers` is every layer of one attention type, or all of them."""
+    suspects: tuple[int, ...]
+    """The layers that the fourth arm keeps in BF16; never empty."""
+    suspects_proven: bool
+    """False when no layer stands out: the group is then only the most sensitive one."""
+    explanation: str
+    probe_items: tuple[str, ...]
+    peak_bytes: int
+
+
+# --- ablate -----------------------------------------------------------------------------
+
+
+class Conditions(_Part, frozen=True):
+    """Everything that must be equal before two trials may be compared."""
+
+    model: str
+    data: str
+    study: str
+    engine: str
+    engine_version: str
+    device: str
+    backend: str
+    numerics: str
+    compute_dtype: str
+    native_dtype: str
+    threads: int
+    memory_bytes: int
+    scales: str
+
+
+class ArmRecord(_Part, frozen=True):
+    """One arm, with the policy the engine said it applied."""
+
+    name: str
+    label: str
+    policy: tuple[str, ...]
+    scaling: str
+    """'native', 'unit', 'per_tensor', 'per_head' or 'mantissa'."""
+    skip_layers: tuple[int, ...]
+    role: str
+    """'baseline', 'noise', 'candidate', 'bound' or 'contrast'."""
+    same_as: str | None = None
+    """Another arm whose policy and scales are equal to the bit; its trials serve for both."""
+
+
+class ScoreTrial(_Part, frozen=True, tag="score"):
+    """One item under one arm. `metrics` is None for what could not be scored, never 0.
+
+    nll, kl (nats per token, means over the scored positions), top1_changed (share),
+    hit (1.0 when greedy decoding would have given exactly the answer).
+    """
+
+    arm: str
+    task: str
+    item_id: str
+    bucket: int
+    scored_tokens: int
+    metrics: dict[str, float | None]
+    conditions: str
+
+
+class TimingTrial(_Part, frozen=True, tag="timing"):
+    """Raw times of one generation after warm-up, seconds."""
+
+    arm: str
+    phase: str
+    """'latency' (one sequence) or 'throughput' (a fixed batch)."""
+    context_len: int
+    batch: int
+    repeat: int
+    ttft_s: float
+    token_s: tuple[float, ...]
+    conditions: str
+
+
+class CapacityTrial(_Part, frozen=True, tag="capacity"):
+    """Bytes that the cache really held, against the worksheet, and tokens that fit."""
+
+    arm: str
+    context_len: int
+    batch: int
+    held_bytes: int
+    worksheet_bytes: int
+    capacity_tokens: int
+    conditions: str
+
+
+Trial = ScoreTrial | TimingTrial | CapacityTrial
+
+
+class Evidence(_Record, frozen=True):
+    """evidence.json: the arms and conditions of trials.jsonl, written when all are in."""
+
+    arms: tuple[ArmRecord, ...]
+    conditions: Conditions
+    conditions_hash: str
+    trials: int
+    noise_floor_kl: float
+    """Mean KL of BF16 against BF16 repeated with a chunked prefill, nats per token."""
+    peak_bytes: int
+
+
+# --- decide -----------------------------------------------------------------------------
+
+
+class Reason(_Part, frozen=True):
+    """One clause of the rule, read against one cell of the evidence."""
+
+    clause: str
+    """'kl', 'nll', 'top1', 'needle', 'range', 'capacity', 'latency' or 'backend'."""
+    arm: str
+    cell: str
+    """'all', 'bucket 1024', ..."""
+    value: float
+    low: float
+    high: float
+    threshold: float
+    status: str
+    """'met', 'unmet' or 'cannot_tell'."""
+    items: int
+    items_needed: int | None
+    text: str
+
+
+class RepairChoice(_Part, frozen=True):
+    scaling: str
+    """'native', 'unit', 'per_tensor' or 'per_head'."""
+    skip_layers: tuple[int, ...]
+
+
+class Verdict(_Record, frozen=True):
+    """verdict.json. `choice` is None exactly when `status` is 'cannot_tell'."""
+
+    choice: RepairChoice | None
+    status: str
+    """'decided' or 'cannot_tell'."""
+    repair: str
+    """'none', 'scales', 'skip' or 'both': what uncalibrated FP8 needs."""
+    arm: str | None
+    reasons: tuple[Reason, ...]
+    vllm_args: tuple[str, ...]
+    headline: str
+    sentences: tuple[str, ...]
+    """Diagnosis for people: what is wrong and why, what to do, what it gives up, how sure."""
+    caveats: tuple[str, ...]
+    """What these numbers cannot tell."""
+    ratio_vs_bf16: float | None
+    """Cache bytes of BF16 over the choice's, at the largest bucket."""
+    items_needed: int | None
+    next_step: str

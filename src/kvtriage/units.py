@@ -1,0 +1,53 @@
+"""Quantities for people. The only code that prints GiB, ms or a token count."""
+
+from __future__ import annotations
+
+__all__ = ["GIB", "KIB", "MIB", "format_bytes", "format_seconds", "format_tokens", "parse_bytes"]
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+
+_SUFFIXES = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+def format_bytes(count: float) -> str:
+    """1536 → '1.5 KiB'; exact below 1 KiB. The sign is kept.
+
+    Three significant digits are enough to compare; JSON keeps the bytes.
+    """
+    size = abs(count)
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size >= unit:
+            return f"{count / unit:,.1f} {name}"
+    return f"{count:,.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """0.0123 → '12.3 ms'; 75 → '1 min 15 s'."""
+    if abs(seconds) < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if abs(seconds) < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    if abs(seconds) < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
+
+
+def format_tokens(count: float) -> str:
+    """929341 → '929,341'."""
+    return f"{count:,.0f}"
+
+
+def parse_bytes(text: str) -> int:
+    """'16GiB' → 17179869184. Raises ValueError on anything else than NUMBER[UNIT]."""
+    cleaned = text.strip().lower()
+    digits = cleaned.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    suffix = cleaned[len(digits) :].strip()
+    if suffix not in _SUFFIXES:
+        raise ValueError(f"{text!r} has an unknown unit")
+    count = float(digits) * _SUFFIXES[suffix]
+    if not 0 < count < 2**63:
+        raise ValueError(f"{text!r} is not a positive number of bytes")
+    return int(count)
