@@ -39,7 +39,7 @@ class ScaleSet:
                     if not (np.isfinite(value) and np.float32(value) > 0):
                         raise EngineError(
                             f"the {tensor}_scale of layer {layer.layer_idx}, head {head} came out as {value}",
-                            hint="a scale must be positive and finite; look at the calibration text and the layer's weights",
+                            hint="a scale must be positive and finite; look at the calibration text and these weights",
                         )
 
 

@@ -70,7 +70,7 @@ class DataRef(_Part, frozen=True):
     source: str
     sha256: str
     documents: int
-    tokens: int
+    characters: int
 
 
 class LayerGeometry(_Part, frozen=True):
