@@ -278,10 +278,13 @@ class Reason(_Part, frozen=True):
     arm: str
     cell: str
     """'all', 'bucket 1024', ..."""
-    value: float
-    low: float
-    high: float
-    threshold: float
+    value: float | None
+    """What was measured; None when nothing could be, as in the 'backend' clause."""
+    low: float | None
+    high: float | None
+    """The interval of `value`; None when it is unbounded: one item has no interval."""
+    threshold: float | None
+    """What `value` is read against; None in the 'backend' clause."""
     status: str
     """'met', 'unmet' or 'cannot_tell'."""
     items: int
