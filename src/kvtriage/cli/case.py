@@ -1,0 +1,339 @@
+"""The case folder: one record per verb, each chained to those it was made from.
+
+    plan.json            run                nothing before it
+    scales.json          calibrate          plan
+    sensitivities.json   diagnose           plan, scales
+    trials.jsonl         ablate             one line per trial, synced as it comes
+    evidence.json        ablate             plan, scales, sensitivities, trials
+    verdict.json         decide             all of the above
+
+One process at a time; no record is ever edited; nothing outside the folder is written. Beside
+the records lie what follows from them: checkpoint/, checkpoint-per-tensor/ and report.html.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import filelock
+import msgspec
+
+from kvtriage import __version__
+from kvtriage.errors import CaseBusy, CaseError
+from kvtriage.files import sha256_file, write_atomic, writing
+from kvtriage.records.case import SCHEMA, Evidence, Plan, ScaleRecord, Sensitivities, Trial, Verdict
+from kvtriage.records.study import Rule, Study
+
+__all__ = ["CHECKPOINT", "CHECKPOINT_PER_TENSOR", "REPORT", "TRIALS", "CaseFolder", "check_folder", "open_case"]
+
+TRIALS = "trials.jsonl"
+CHECKPOINT = "checkpoint"
+CHECKPOINT_PER_TENSOR = "checkpoint-per-tensor"
+REPORT = "report.html"
+_LOCK = ".lock"
+
+_Record = TypeVar("_Record", Plan, ScaleRecord, Sensitivities, Evidence, Verdict)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Where a record lies, the verb that makes it, and the files it is made from."""
+
+    file: str
+    verb: str
+    made_from: tuple[str, ...]
+
+
+_KINDS: dict[type[msgspec.Struct], _Kind] = {
+    Plan: _Kind("plan.json", "run", ()),
+    ScaleRecord: _Kind("scales.json", "calibrate", ("plan.json",)),
+    Sensitivities: _Kind("sensitivities.json", "diagnose", ("plan.json", "scales.json")),
+    Evidence: _Kind("evidence.json", "ablate", ("plan.json", "scales.json", "sensitivities.json", TRIALS)),
+    Verdict: _Kind(
+        "verdict.json", "decide", ("plan.json", "scales.json", "sensitivities.json", TRIALS, "evidence.json")
+    ),
+}
+
+_OWN = frozenset({kind.file for kind in _KINDS.values()} | {TRIALS, CHECKPOINT, CHECKPOINT_PER_TENSOR, REPORT})
+
+
+class _Head(msgspec.Struct):
+    """What every record of every version says of itself."""
+
+    schema: int
+    kvtriage_version: str
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a path that is neither free, nor empty, nor a case. Reads only. Raises CaseError."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise CaseError(f"{path} is a file and cannot be a case folder", hint="choose another --out")
+    if (path / "plan.json").exists():
+        return
+    foreign = sorted(entry.name for entry in path.iterdir() if entry.name != _LOCK and not _is_leftover(entry.name))
+    if foreign:
+        raise CaseError(
+            f"{path} holds other files ({foreign[0]}) and is not a case folder",
+            hint="choose a new or empty folder; kvtriage writes nothing among files that it did not make",
+        )
+
+
+@contextlib.contextmanager
+def open_case(path: Path, *, create: bool) -> Iterator[CaseFolder]:
+    """The case at `path`, locked. `create` makes the folder when it is not there yet.
+
+    Raises CaseBusy when another process holds it; CaseError when it is no case, or one of
+    another version; StorageError.
+    """
+    check_folder(path)
+    if not create and not (path / "plan.json").exists():
+        raise CaseError(
+            f"{path} is not a case folder: it has no plan.json",
+            hint=f"start one with 'kvtriage run MODEL --data traffic.jsonl --out {path}'",
+        )
+    with writing(path):
+        made = not path.exists()
+        path.mkdir(parents=True, exist_ok=True)
+    try:
+        with _locked(path):
+            _sweep(path)
+            yield CaseFolder(path)
+    finally:
+        if made and not (path / "plan.json").exists():
+            _remove_empty(path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock = filelock.FileLock(path / _LOCK, blocking=False)
+    with writing(path):
+        try:
+            lock.acquire()
+        except filelock.Timeout as error:
+            raise CaseBusy(
+                f"another kvtriage process is working on {path}",
+                hint="wait until it has finished, or choose another --out",
+            ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _is_leftover(name: str) -> bool:
+    """A half-written file or folder of ours, left by a kill: '.plan.json.x7w2'."""
+    return any(name.startswith(f".{own}.") for own in _OWN)
+
+
+def _sweep(path: Path) -> None:
+    for entry in path.iterdir():
+        if _is_leftover(entry.name):
+            with contextlib.suppress(OSError):
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
+
+
+def _remove_empty(path: Path) -> None:
+    """Take back a folder that was made for a case that never began."""
+    with contextlib.suppress(OSError):
+        (path / _LOCK).unlink(missing_ok=True)
+        path.rmdir()
+
+
+class CaseFolder:
+    """An open case. Made by `open_case`, which holds the lock around it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def load(self, record: type[_Record]) -> _Record | None:
+        """The record, or None when it is not there yet.
+
+        Raises CaseError when it is of another version, is damaged, or when a file that it was
+        made from has changed since.
+        """
+        kind = _KINDS[record]
+        file = self.path / kind.file
+        if not file.exists():
+            return None
+        data = file.read_bytes()
+        self._check_version(kind.file, data)
+        try:
+            loaded = msgspec.json.decode(data, type=record)
+        except msgspec.DecodeError as error:
+            raise _damaged(kind.file, str(error)) from error
+        self._check_chain(kind, loaded.inputs)
+        return loaded
+
+    def need(self, record: type[_Record]) -> _Record:
+        """`load`, for a verb that cannot go on without it. Raises CaseError."""
+        loaded = self.load(record)
+        if loaded is None:
+            kind = _KINDS[record]
+            raise CaseError(f"{self.path} has no {kind.file} yet", hint=f"run 'kvtriage {kind.verb} {self.path}' first")
+        return loaded
+
+    def inputs_for(self, record: type[_Record]) -> dict[str, str]:
+        """File names and SHA-256 of what this record is made from, as they stand now.
+
+        trials.jsonl is left out while it does not exist: `ablate` asks before it writes it.
+        """
+        names = _KINDS[record].made_from
+        return {name: sha256_file(self.path / name) for name in names if (self.path / name).exists()}
+
+    def save(self, record: _Record) -> None:
+        """Write a new record, whole or not at all.
+
+        Raises CaseError when it is there already or its inputs have moved on, and StorageError.
+        """
+        kind = _KINDS[type(record)]
+        if (self.path / kind.file).exists():
+            raise CaseError(
+                f"{kind.file} is already there, and no verb edits an earlier record", hint="start a new case folder"
+            )
+        self._check_chain(kind, record.inputs)
+        encoded = msgspec.json.format(msgspec.json.encode(record), indent=2)
+        write_atomic(self.path / kind.file, encoded + b"\n")
+
+    def adopt_plan(self, plan: Plan) -> Plan:
+        """Begin the case with `plan`, or go on with an equal one that is there already.
+
+        Raises CaseError, naming what differs, for a case of another model, data set or study.
+        """
+        there = self.load(Plan)
+        if there is None:
+            self.save(plan)
+            return plan
+        difference = _difference(there, plan)
+        if difference is not None:
+            raise CaseError(
+                f"{self.path} is a case of {difference}",
+                hint="choose another --out, or ask again for what the case was begun with",
+            )
+        return there
+
+    def trials(self) -> tuple[Trial, ...]:
+        """All whole lines of trials.jsonl. A torn last line, left by a kill, is cut off.
+
+        Raises CaseError with the line number for any other damage.
+        """
+        file = self.path / TRIALS
+        if not file.exists():
+            return ()
+        data = file.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            with writing(file), file.open("r+b") as handle:
+                handle.truncate(whole)
+                os.fsync(handle.fileno())
+        decoder = msgspec.json.Decoder(Trial)
+        trials = []
+        for number, line in enumerate(data[:whole].splitlines(), start=1):
+            try:
+                trials.append(decoder.decode(line))
+            except msgspec.DecodeError as error:
+                raise _damaged(f"line {number} of {TRIALS}", str(error)) from error
+        return tuple(trials)
+
+    @contextlib.contextmanager
+    def appending(self) -> Iterator[Callable[[Trial], None]]:
+        """A sink that appends a trial, and returns when it is safe on the disk.
+
+        The sink raises StorageError when the disk is full; the file keeps its whole lines.
+        """
+        file = self.path / TRIALS
+        with writing(file):
+            handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            yield lambda trial: _append(file, handle, msgspec.json.encode(trial) + b"\n")
+        finally:
+            os.close(handle)
+
+    def write_report(self, html: str) -> Path:
+        """report.html, drawn anew from the records. Raises StorageError."""
+        file = self.path / REPORT
+        write_atomic(file, html.encode())
+        return file
+
+    def _check_version(self, name: str, data: bytes) -> None:
+        try:
+            head = msgspec.json.decode(data, type=_Head)
+        except msgspec.DecodeError as error:
+            raise _damaged(name, str(error)) from error
+        if head.schema != SCHEMA:
+            raise CaseError(
+                f"{name} has schema {head.schema}, and this kvtriage reads schema {SCHEMA}",
+                hint=f"start a new case folder, or use kvtriage {head.kvtriage_version}",
+            )
+        if _minor(head.kvtriage_version) != _minor(__version__):
+            raise CaseError(
+                f"{name} was written by kvtriage {head.kvtriage_version}, and this is {__version__}",
+                hint=f"start a new case folder, or use kvtriage {head.kvtriage_version}",
+            )
+
+    def _check_chain(self, kind: _Kind, inputs: dict[str, str]) -> None:
+        if inputs.keys() != set(kind.made_from):
+            raise _damaged(kind.file, f"it names {sorted(inputs)} as its inputs, not {sorted(kind.made_from)}")
+        for name, digest in inputs.items():
+            file = self.path / name
+            if not file.exists():
+                raise CaseError(
+                    f"{name} is gone, and {kind.file} was made from it", hint="put it back, or start a new case folder"
+                )
+            if sha256_file(file) != digest:
+                raise CaseError(
+                    f"{name} changed after {kind.file} was made from it",
+                    hint="start a new case folder: records are not edited",
+                )
+
+
+def _append(file: Path, handle: int, line: bytes) -> None:
+    with writing(file):
+        whole = os.fstat(handle).st_size
+        try:
+            rest = memoryview(line)
+            while rest:
+                rest = rest[os.write(handle, rest) :]
+            os.fsync(handle)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.ftruncate(handle, whole)
+            raise
+
+
+def _difference(there: Plan, asked: Plan) -> str | None:
+    if there.model.fingerprint != asked.model.fingerprint:
+        return f"another model: {there.model.source} there, {asked.model.source} here, with other weights or config"
+    if there.data.sha256 != asked.data.sha256:
+        return f"another data set: {there.data.source} there, {asked.data.source} here, with other contents"
+    for field in Study.__struct_fields__:
+        old, new = getattr(there.study, field), getattr(asked.study, field)
+        if field != "rule" and old != new:
+            return f"another study: {field} is {_plain(old)} there and {_plain(new)} here"
+    for field in Rule.__struct_fields__:
+        old, new = getattr(there.study.rule, field), getattr(asked.study.rule, field)
+        if old != new:
+            return f"another study: rule.{field} is {old} there and {new} here"
+    return None
+
+
+def _plain(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
+
+
+def _damaged(name: str, why: str) -> CaseError:
+    return CaseError(f"{name} is damaged: {why}", hint="start a new case folder")

@@ -1,0 +1,75 @@
+"""From what the user names to what is on the disk: the model folder, and the text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kvtriage.errors import DataError, ModelError
+from kvtriage.stages import Reporter
+
+__all__ = ["DEMO_DATA", "load_data", "resolve_data", "resolve_model"]
+
+DEMO_DATA = "demo:english"
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab.txt"]
+"""Weights, configuration and tokenizer; never code, never a pickle."""
+
+
+def resolve_model(source: str, report: Reporter) -> Path:
+    """A folder, `demo:NAME`, or a hub id → the folder's absolute path. Raises ModelError, StorageError."""
+    if source.startswith("demo:"):
+        from kvtriage.engines.embedded.demo import prepare_demo_model
+
+        return prepare_demo_model(source, report)
+    path = Path(source)
+    if path.is_dir():
+        return path.resolve()
+    if path.exists():
+        raise ModelError(f"{source} is a file", hint="name the folder that holds config.json and the safetensors files")
+    if _HUB_ID.fullmatch(source):
+        return _download(source)
+    raise ModelError(
+        f"there is no model folder {source}",
+        hint="name a Hugging Face folder, a hub id such as Qwen/Qwen3-0.6B, or demo:gemma3-270m",
+    )
+
+
+def _download(hub_id: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ModelError(
+            f"there is no folder {hub_id}, and hub ids need huggingface_hub", hint="pip install 'kvtriage[engine]'"
+        ) from error
+    try:
+        folder = snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"])
+    except Exception as error:  # the hub's client raises its transport's errors, which change between releases
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(
+            f"there is no folder {hub_id}, and the hub did not deliver it: {reason[0].rstrip('.')}",
+            hint="check the name and the network, or download the model elsewhere and name its folder",
+        ) from error
+    return Path(folder)
+
+
+def resolve_data(source: str) -> str:
+    """The source as the plan records it: absolute, so that later verbs find it from anywhere."""
+    return source if source.startswith("demo:") else str(Path(source).resolve())
+
+
+def load_data(source: str) -> bytes:
+    """The bytes of a text file, or of `demo:english`. Raises DataError."""
+    if source == DEMO_DATA:
+        from kvtriage.tasks.corpus import demo_english
+
+        return demo_english()
+    if source.startswith("demo:"):
+        raise DataError(f"there is no demo text named {source!r}", hint=f"the demo text is {DEMO_DATA}")
+    try:
+        return Path(source).read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"cannot read {source}: {error.strerror}", hint=f"name a JSON-lines or text file, or {DEMO_DATA}"
+        ) from error

@@ -1,0 +1,130 @@
+"""The terminal: data on stdout, talk and progress on stderr, readable without colour."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import click
+
+from kvtriage.errors import KvtriageError
+from kvtriage.stages import Reporter
+from kvtriage.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+__all__ = ["Meter", "measured", "open_progress", "peak_memory_bytes", "print_error", "say"]
+
+_PLAIN_INTERVAL_S = 20.0
+"""Away from a terminal, progress is a line this often at most."""
+
+
+def say(text: str) -> None:
+    """One line of talk on stderr."""
+    click.echo(text, err=True)
+
+
+def print_error(error: KvtriageError) -> None:
+    """`error:` with one sentence, and `hint:` with the way out, on stderr."""
+    say(f"{click.style('error', fg='red', bold=True)}: {error.message}")
+    say(f"{click.style('hint', fg='cyan', bold=True)}: {error.hint}")
+
+
+@dataclass
+class Meter:
+    """What a stage cost; `peak_bytes` can be read inside the block, for the record."""
+
+    started: float
+
+    @property
+    def peak_bytes(self) -> int:
+        return peak_memory_bytes()
+
+
+@contextlib.contextmanager
+def measured(stage: str) -> Iterator[Meter]:
+    """Around one stage: its wall time and peak memory go to stderr when it ends well."""
+    _reset_peak()
+    meter = Meter(time.monotonic())
+    yield meter
+    took = format_seconds(time.monotonic() - meter.started)
+    say(f"{stage}: done in {took}, peak memory {format_bytes(meter.peak_bytes)}")
+
+
+def peak_memory_bytes() -> int:
+    """Largest resident size of this process since the last reset (where the kernel allows one)."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _reset_peak() -> None:
+    """Linux: 5 in clear_refs sets the high-water mark of the resident size back to now."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+@contextlib.contextmanager
+def open_progress() -> Iterator[Reporter]:
+    """A reporter that draws bars on a terminal, and prints an occasional line anywhere else."""
+    if sys.stderr.isatty():
+        with _Bars() as bars:
+            yield bars.report
+    else:
+        yield _Lines().report
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._what = ""
+        self._said_at = 0.0
+
+    def report(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if what == self._what and now - self._said_at < _PLAIN_INTERVAL_S:
+            return
+        self._what, self._said_at = what, now
+        say(f"{what}: {done} of {total}" if total else what)
+
+
+class _Bars:
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress: Progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> _Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def report(self, what: str, done: int, total: int) -> None:
+        if what not in self._tasks:
+            for finished in self._tasks.values():
+                self._progress.remove_task(finished)
+            self._tasks = {what: self._progress.add_task(what, total=total or None)}
+        self._progress.update(self._tasks[what], completed=done, total=total or None)
