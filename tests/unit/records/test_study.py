@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import math
+import tomllib
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtriage.errors import StudyError
+from kvtriage.records.study import (
+    BACKENDS,
+    Rule,
+    Study,
+    check_context,
+    read_study,
+    supports_per_head,
+    validate_study,
+)
+
+
+def study_with(**changes: Any) -> Study:
+    return msgspec.structs.replace(Study(), **changes)
+
+
+def test_an_empty_file_asks_for_the_defaults() -> None:
+    assert read_study({}) == Study()
+
+
+def test_the_defaults_are_valid() -> None:
+    validate_study(Study())
+
+
+@pytest.mark.parametrize("header", ["", "[study]\n"])
+def test_keys_stand_at_the_top_or_in_a_study_table(header: str) -> None:
+    text = f"{header}buckets = [128, 512]\nnumerics = 'attention'\n[rule]\nkl_margin = 1\n"
+    study = read_study(tomllib.loads(text))
+    assert study == Study(buckets=(128, 512), numerics="attention", rule=Rule(kl_margin=1.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "hint"),
+    [
+        ("bucket = [256]", "unknown key 'bucket'", "did you mean 'buckets'?"),
+        ("[rule]\nkl_margn = 0.1", "unknown key 'kl_margn' in the [rule] table", "did you mean 'kl_margin'?"),
+        ("zzzzzzzz = 1", "unknown key 'zzzzzzzz'", "the known ones are buckets, "),
+        ("rule = 3", "'rule' in study.toml is not a table", "[rule]"),
+        ("study = 3", "'study' in study.toml is not a table", "[study]"),
+        ("seed = 1\n[study]\nseed = 2", "gives 'seed' twice", "keep one"),
+        ("[study.rule]\nkl_margin = 0.1", "rule inside the [study] table", "[rule]"),
+        ("buckets = 256", "buckets is of the wrong type: expected `array`, got `int`", "buckets = [256, 1024]"),
+        ("buckets = [256, 'x']", "buckets is of the wrong type: expected `int`, got `str`", "buckets = [256, 1024]"),
+        ("batch = true", "batch is of the wrong type: expected `int`, got `bool`", "batch = 4"),
+        ("batch = 4.5", "batch is of the wrong type: expected `int`, got `float`", "batch = 4"),
+        ("backend = 1", "backend is of the wrong type: expected `str`, got `int`", 'backend = "flash_attn"'),
+        ("[rule]\nconfidence = '95%'", "confidence in the [rule] table is of the wrong type", "confidence = 0.95"),
+    ],
+)
+def test_what_cannot_be_read_is_named(text: str, named: str, hint: str) -> None:
+    with pytest.raises(StudyError) as caught:
+        read_study(tomllib.loads(text))
+    assert named in caught.value.message
+    assert hint in caught.value.hint
+
+
+@given(
+    st.dictionaries(st.text(max_size=12) | st.sampled_from(sorted(Study.__struct_fields__)), st.integers() | st.text())
+)
+def test_any_table_is_a_study_or_a_study_error(table: dict[str, object]) -> None:
+    try:
+        study = read_study(table)
+    except StudyError:
+        return
+    assert all(getattr(study, key) == value for key, value in table.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"buckets": ()}, "buckets is empty"),
+        ({"buckets": (1024, 256)}, "buckets [1024, 256] do not rise"),
+        ({"buckets": (256, 256)}, "buckets [256, 256] do not rise"),
+        ({"buckets": (8, 256)}, "buckets is 8"),
+        ({"latency_contexts": ()}, "latency_contexts is empty"),
+        ({"latency_contexts": (0, 128)}, "latency_contexts is 0"),
+        ({"score_tokens": 256}, "no context in bucket 256"),
+        ({"score_tokens": 0}, "score_tokens is 0"),
+        ({"probe_score_tokens": 768}, "no context in 768 tokens"),
+        ({"items_per_bucket": 0}, "items_per_bucket is 0"),
+        ({"calibration_items": -1}, "calibration_items is -1"),
+        ({"calibration_tokens": 4}, "calibration_tokens is 4"),
+        ({"holdout_items": 0}, "holdout_items is 0"),
+        ({"needle_depths": (-0.1, 0.5)}, "needle_depths is -0.1"),
+        ({"needle_depths": (0.5, 1.5)}, "needle_depths is 1.5"),
+        ({"needle_depths": (0.5, 0.5)}, "needle_depths [0.5, 0.5] do not rise"),
+        ({"needle_depths": (math.nan,)}, "needle_depths is nan"),
+        ({"latency_repeats": 0}, "latency_repeats is 0"),
+        ({"decode_tokens": 1}, "decode_tokens is 1"),
+        ({"batch": 0}, "batch is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**64}, f"seed is {2**64}"),
+        ({"memory_bytes": 0}, "memory_bytes is 0"),
+        ({"numerics": "fp4"}, "numerics 'fp4' is not one of storage, attention"),
+        ({"backend": "flash"}, "backend 'flash' is not one of flash_attn, flashinfer, triton_attn, cpu_attn, flashmla"),
+        ({"rule": Rule(kl_margin=0.0)}, "kl_margin is 0.0"),
+        ({"rule": Rule(nll_margin=-0.1)}, "nll_margin is -0.1"),
+        ({"rule": Rule(top1_margin=12.0)}, "top1_margin is 12.0"),
+        ({"rule": Rule(needle_margin=math.inf)}, "needle_margin is inf"),
+        ({"rule": Rule(range_ratio=math.nan)}, "range_ratio is nan"),
+        ({"rule": Rule(range_margin=0.0)}, "range_margin is 0.0"),
+        ({"rule": Rule(confidence=0.5)}, "confidence is 0.5"),
+        ({"rule": Rule(confidence=1.0)}, "confidence is 1.0"),
+        ({"rule": Rule(confidence=95.0)}, "confidence is 95.0"),
+        ({"rule": Rule(capacity_floor_ratio=2.5)}, "capacity_floor_ratio is 2.5"),
+        ({"rule": Rule(latency_weight=-1.0)}, "latency_weight is -1.0"),
+    ],
+)
+def test_contradictory_values_are_refused_by_name(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(StudyError) as caught:
+        validate_study(study_with(**changes))
+    assert named in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"needle_depths": ()},
+        {"needle_depths": (0.0, 1.0)},
+        {"rule": Rule(latency_weight=0.0, capacity_floor_ratio=2.0)},
+    ],
+)
+def test_the_ends_of_a_range_are_valid(changes: dict[str, Any]) -> None:
+    validate_study(study_with(**changes))
+
+
+def test_every_number_of_the_study_has_a_least_value() -> None:
+    for part in (Study(), Rule()):
+        for key, value in msgspec.structs.asdict(part).items():
+            if not isinstance(value, int | float | tuple):
+                continue
+            bad = tuple(-1 for _ in value) if isinstance(value, tuple) else -1
+            changed: Any = msgspec.structs.replace(part, **{key: bad})
+            study = changed if isinstance(changed, Study) else Study(rule=changed)
+            with pytest.raises(StudyError, match=f"{key} is -1"):
+                validate_study(study)
+
+
+def test_texts_as_long_as_the_model_takes_are_fine() -> None:
+    check_context(Study(), 2048 + 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "max_model_len", "named"),
+    [
+        ({}, 2063, "latency_contexts plus decode_tokens asks for 2,064 tokens, and the model takes at most 2,063"),
+        ({"buckets": (256, 4096)}, 2064, "buckets asks for 4,096"),
+        ({"calibration_tokens": 4096}, 2064, "calibration_tokens asks for 4,096"),
+        ({"probe_tokens": 4096}, 2064, "probe_tokens asks for 4,096"),
+    ],
+)
+def test_texts_beyond_the_models_limit_are_refused(changes: dict[str, Any], max_model_len: int, named: str) -> None:
+    with pytest.raises(StudyError) as caught:
+        check_context(study_with(**changes), max_model_len)
+    assert named in caught.value.message
+
+
+def test_only_flash_attention_takes_per_head_scales() -> None:
+    assert [name for name in BACKENDS if supports_per_head(name)] == ["flash_attn"]
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(StudyError) as caught:
+        supports_per_head("flash_atn")
+    assert caught.value.hint == "did you mean 'flash_attn'?"
