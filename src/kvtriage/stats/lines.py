@@ -1,0 +1,145 @@
+"""How latency grows with the context.
+
+    ITL  = slope · n + intercept        decoding reads the cache once per token
+    TTFT = a · n² + b · n + c           prefill attends from every token to all before it
+
+Both are least squares with the coefficients' covariance, so that whatever follows from them
+(a break-even, a slow-down) can carry its own error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtriage.stats.intervals import t_quantile
+
+__all__ = ["Line", "Parabola", "Ratio", "fit_itl", "fit_ttft", "ratio_at"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """slope in seconds per token, intercept in seconds, and their covariance."""
+
+    slope: float
+    intercept: float
+    slope_variance: float
+    intercept_variance: float
+    covariance: float
+    dof: float
+    """Points minus two; infinite for a line that is known and not fitted."""
+
+    @classmethod
+    def known(cls, slope: float, intercept: float) -> Line:
+        """A published line: coefficients that come without an error."""
+        return cls(slope, intercept, 0.0, 0.0, 0.0, math.inf)
+
+    def at(self, context_len: float) -> float:
+        """Seconds at this context length."""
+        return self.slope * context_len + self.intercept
+
+    def variance_at(self, context_len: float) -> float:
+        """Variance of `at`, seconds²."""
+        return self.slope_variance * context_len**2 + 2 * self.covariance * context_len + self.intercept_variance
+
+    @property
+    def slope_se(self) -> float:
+        return math.sqrt(self.slope_variance)
+
+    @property
+    def intercept_se(self) -> float:
+        return math.sqrt(self.intercept_variance)
+
+
+@dataclass(frozen=True)
+class Parabola:
+    """a (s/token²), b (s/token), c (s), and their 3 × 3 covariance in that order."""
+
+    a: float
+    b: float
+    c: float
+    covariance: tuple[tuple[float, float, float], ...]
+    dof: float
+
+    def at(self, context_len: float) -> float:
+        """Seconds at this context length."""
+        return (self.a * context_len + self.b) * context_len + self.c
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One line over another at one context length; the interval is None when unbounded."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def fit_itl(context_len: Sequence[float], itl_s: Sequence[float]) -> Line:
+    """Straight line through (tokens, seconds): [n], [n].
+
+    With two points the line is exact and its errors are infinite: nothing is left to judge
+    them by. Raises ValueError for fewer than two different context lengths.
+    """
+    (slope, intercept), covariance, dof = _least_squares(context_len, itl_s, degree=1)
+    return Line(slope, intercept, float(covariance[0, 0]), float(covariance[1, 1]), float(covariance[0, 1]), dof)
+
+
+def fit_ttft(context_len: Sequence[float], ttft_s: Sequence[float]) -> Parabola:
+    """Parabola through (tokens, seconds): [n], [n].
+
+    Raises ValueError for fewer than three different context lengths.
+    """
+    (a, b, c), covariance, dof = _least_squares(context_len, ttft_s, degree=2)
+    rows = tuple((float(row[0]), float(row[1]), float(row[2])) for row in covariance)
+    return Parabola(a, b, c, rows, dof)
+
+
+def ratio_at(baseline: Line, other: Line, context_len: float, confidence: float) -> Ratio:
+    """other / baseline at one context length, with a delta-method interval on the logarithm.
+
+    The two lines come from different runs, so their errors are independent; the smaller
+    number of degrees of freedom is used, which errs to the wide side.
+    Raises ValueError where either line is not positive.
+    """
+    below, above = baseline.at(context_len), other.at(context_len)
+    if below <= 0 or above <= 0:
+        raise ValueError(f"a line is not positive at {context_len:g} tokens")
+    value = above / below
+    variance = other.variance_at(context_len) / above**2 + baseline.variance_at(context_len) / below**2
+    if not math.isfinite(variance):
+        return Ratio(value, None, None)
+    half = t_quantile(min(baseline.dof, other.dof), confidence) * math.sqrt(variance)
+    return Ratio(value, value * math.exp(-half), value * math.exp(half))
+
+
+def _least_squares(
+    x: Sequence[float], y: Sequence[float], degree: int
+) -> tuple[tuple[float, ...], npt.NDArray[np.float64], float]:
+    """Coefficients, highest power first, their covariance, and the degrees of freedom left.
+
+    Lengths are divided by the largest one while solving: 125,000² beside 1 would cost digits.
+    """
+    if len(x) != len(y):
+        raise ValueError(f"{len(x)} context lengths but {len(y)} times")
+    if len(set(x)) <= degree:
+        raise ValueError(f"a fit of degree {degree} needs {degree + 1} different context lengths, not {len(set(x))}")
+    lengths, times = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if not (np.isfinite(lengths).all() and np.isfinite(times).all()):
+        raise ValueError("a context length or a time is not finite")
+    unit = np.abs(lengths).max()
+    powers = unit ** -np.arange(degree, -1, -1, dtype=np.float64)
+    design = np.vander(lengths / unit, degree + 1)
+    inverse = np.linalg.pinv(design)
+    solved = inverse @ times
+    dof = len(x) - degree - 1
+    if dof == 0:
+        covariance = np.full((degree + 1, degree + 1), np.inf)
+    else:
+        residual = times - design @ solved
+        covariance = (inverse @ inverse.T) * (residual @ residual) / dof * np.outer(powers, powers)
+    return tuple(float(value) for value in solved * powers), covariance, float(dof)
