@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvtriage.fp8.scales import ScaleSet
+from kvtriage.fp8.scales import ScaleSet, SubOctaves
 from kvtriage.fp8.stats import HeldOut, KVStats
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.spec import CacheSpec
@@ -51,11 +51,13 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Arm:
-    """One treatment: a policy, and the scales that its per-tensor and per-head layers need."""
+    """One treatment: a policy, and the numbers that its layers need."""
 
     name: str
     policy: CachePolicy
     scales: ScaleSet | None = None
+    bound: SubOctaves | None = None
+    """Positions for the layers stored as `Mantissa`."""
     prefill_chunk: int | None = None
     """Prefill in pieces of so many tokens; None for all at once."""
 
@@ -78,11 +80,12 @@ class EngineInfo:
 
 @dataclass(frozen=True)
 class Applied:
-    """What the engine did, read back and not assumed: format words and scales per layer."""
+    """What the engine did, read back from what acts on the data and not assumed: [L] each."""
 
-    formats: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    """'float8_e4m3fn', 'bfloat16', ...; 'probe' where no storable format acts."""
     k_scales: tuple[tuple[float, ...], ...]
-    """Per layer [Hkv]; an empty tuple where the layer is native."""
+    """[Hkv] or [1]; empty where the layer is not in FP8."""
     v_scales: tuple[tuple[float, ...], ...]
 
 
@@ -158,8 +161,8 @@ class Engine(Protocol):
         """Raises PolicyNotApplied for a policy the engine cannot store."""
         ...
 
-    def probe(self, requests: Sequence[ScoreRequest], policies: Sequence[Arm], progress: Progress) -> list[list[float]]:
-        """Mean KL from native, nats per token: [policies][requests].
+    def probe(self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], progress: Progress) -> list[list[float]]:
+        """Mean KL from native, nats per token: [arms][requests].
 
         One call, so that the engine may share work among the probes.
         """

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvtriage.errors import EngineError
-from kvtriage.fp8.e4m3 import MAX
-from kvtriage.fp8.stats import KVStats
+from kvtriage.fp8.e4m3 import MAX, SUB_OCTAVES
+from kvtriage.fp8.stats import KVStats, RangeStats
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
 
-__all__ = ["LayerScales", "ScaleSet", "fit_scales"]
+__all__ = ["LayerScales", "ScaleSet", "SubOctaves", "fit_scales", "fit_sub_octaves"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,14 @@ class ScaleSet:
                         )
 
 
+@dataclass(frozen=True)
+class SubOctaves:
+    """Where in its octave each KV head is rounded by the scale-free bound: [L][Hkv]."""
+
+    k: tuple[tuple[float, ...], ...]
+    v: tuple[tuple[float, ...], ...]
+
+
 def fit_scales(stats: KVStats, spec: CacheSpec, scaling: Scaling) -> ScaleSet:
     """amax / 448 per head, or per tensor, rounded to float32.
 
@@ -53,13 +61,31 @@ def fit_scales(stats: KVStats, spec: CacheSpec, scaling: Scaling) -> ScaleSet:
     for layer in spec.layers:
         fitted = {}
         for tensor in ("q", "k", "v"):
-            seen = stats.tensors.get((layer.layer_idx, tensor))
-            if seen is None:
-                raise EngineError(
-                    f"{tensor} of layer {layer.layer_idx} was never observed",
-                    hint="this layer does not pass through the attention function; kvtriage will not invent its scale",
-                )
-            amax = seen.amax if scaling is Scaling.PER_HEAD else seen.amax.max(keepdims=True)
+            amax = _observed(stats, layer.layer_idx, tensor).amax
+            if scaling is not Scaling.PER_HEAD:
+                amax = amax.max(keepdims=True)
             fitted[tensor] = tuple(float(np.float32(value / MAX)) for value in amax)
         layers.append(LayerScales(layer.layer_idx, fitted["q"], fitted["k"], fitted["v"]))
     return ScaleSet(scaling, tuple(layers))
+
+
+def fit_sub_octaves(stats: KVStats, spec: CacheSpec) -> SubOctaves:
+    """The position of least squared error, head by head. Raises EngineError as fit_scales."""
+
+    def best(layer_idx: int, tensor: str) -> tuple[float, ...]:
+        return tuple(SUB_OCTAVES[i] for i in _observed(stats, layer_idx, tensor).best_sub_octave())
+
+    return SubOctaves(
+        k=tuple(best(layer.layer_idx, "k") for layer in spec.layers),
+        v=tuple(best(layer.layer_idx, "v") for layer in spec.layers),
+    )
+
+
+def _observed(stats: KVStats, layer_idx: int, tensor: str) -> RangeStats:
+    seen = stats.tensors.get((layer_idx, tensor))
+    if seen is None:
+        raise EngineError(
+            f"{tensor} of layer {layer_idx} was never observed",
+            hint="this layer does not pass through the attention function; kvtriage will not invent its scale",
+        )
+    return seen

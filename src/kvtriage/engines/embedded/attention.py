@@ -1,0 +1,152 @@
+"""Attention over a stored cache, registered with transformers under the name 'kvtriage'.
+
+The model calls the registered function with Q, K and V after rotary embedding. It carries no
+state: what to do with them travels as the keyword argument `kvtriage` of the model's own
+forward call, which transformers passes through to every attention layer. K and V are thus met
+where attention happens, whether or not a model uses transformers' cache classes.
+
+Two numerics:
+
+    storage     K and V stored in FP8, arithmetic in the compute dtype (Triton, CPU backends)
+    attention   also Q and the probabilities in FP8, as FlashAttention 3 does: Q with the
+                largest scale of its KV head's group; P scaled by 2^8 before conversion, with
+                the row sum taken before it. FlashAttention takes the running maximum of a
+                block of keys, here it is the maximum of the row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from kvtriage.engines.embedded.codec import to_e4m3
+
+__all__ = ["ATTENTION", "Attention", "attend", "attention_function", "register"]
+
+ATTENTION = "kvtriage"
+_P_OFFSET = 256.0
+_QUERY_BLOCK = 256
+
+
+class Attention(Protocol):
+    """What to do with the Q, K and V of one layer. q [B, H, n, D], k and v [B, Hkv, n, D]."""
+
+    def attend(
+        self,
+        layer_idx: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor: ...
+
+
+def attention_function(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    kvtriage: Attention,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_ignored: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface. The mask is not used: positions say it all."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer_idx: int = module.layer_idx  # type: ignore[assignment]
+    output = kvtriage.attend(layer_idx, query, key, value, scale, softcap, s_aux)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def register() -> None:
+    """Make 'kvtriage' known to transformers; doing so twice changes nothing."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, attention_function)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scaling: float,
+    window_tokens: int | None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    fp8_probabilities: bool = False,
+) -> Tensor:
+    """Causal attention of n queries over S ≥ n keys, the last n of which are the queries' own.
+
+    q [B, H, n, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] → [B, H, n, Dv]. A query sees itself and
+    the window_tokens − 1 positions before it. sinks: one extra logit per query head, [H].
+    """
+    new, span = query.shape[2], key.shape[2]
+    explicit = softcap is not None or sinks is not None or fp8_probabilities
+    if new == 1 and not explicit:
+        return scaled_dot_product_attention(query, key, value, scale=scaling, enable_gqa=True)
+    if not explicit and new == span and (window_tokens is None or span <= window_tokens):
+        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+    block = new if not explicit and window_tokens is None else _QUERY_BLOCK
+    outputs = []
+    for start in range(0, new, block):
+        stop = min(start + block, new)
+        last = span - new + stop
+        first = 0 if window_tokens is None else max(0, span - new + start - window_tokens + 1)
+        q, k, v = query[:, :, start:stop], key[:, :, first:last], value[:, :, first:last]
+        mask = None if new == 1 else _visible(stop - start, last - first, window_tokens, query.device)
+        if explicit:
+            outputs.append(_explicit(q, k, v, mask, scaling, softcap, sinks, fp8_probabilities))
+        else:
+            outputs.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=True))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+
+
+def _visible(new: int, span: int, window_tokens: int | None, device: torch.device) -> Tensor:
+    """Boolean [new, span]: key j is seen by query i at position span − new + i."""
+    position = torch.arange(span - new, span, device=device)[:, None]
+    key = torch.arange(span, device=device)[None, :]
+    seen = key <= position
+    return seen if window_tokens is None else seen & (key > position - window_tokens)
+
+
+def _explicit(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    fp8_probabilities: bool,
+) -> Tensor:
+    batch, heads, new, dim = query.shape
+    kv_heads = key.shape[1]
+    group = heads // kv_heads
+    scores = query.reshape(batch, kv_heads, group * new, dim) @ key.transpose(2, 3) * scaling
+    scores = scores.view(batch, kv_heads, group, new, key.shape[2])
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    top = scores.amax(dim=-1, keepdim=True)
+    if sinks is not None:
+        sink = sinks.to(scores.dtype).view(1, kv_heads, group, 1, 1)
+        top = torch.maximum(top, sink)
+    probabilities = torch.exp(scores - top)
+    total = probabilities.sum(dim=-1, keepdim=True)
+    if sinks is not None:
+        total = total + torch.exp(sink - top)
+    if fp8_probabilities:
+        probabilities = to_e4m3(probabilities * _P_OFFSET).to(torch.float32) / _P_OFFSET
+    output = probabilities.reshape(batch, kv_heads, group * new, -1) @ value
+    output = output.view(batch, kv_heads, group, new, -1) / total
+    return output.reshape(batch, heads, new, -1)

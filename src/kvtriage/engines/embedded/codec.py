@@ -1,0 +1,118 @@
+"""How K or V of one layer is stored: real bytes on one side, compute dtype on the other.
+
+Shapes: values [batch, heads, tokens, dim]; a scale has one entry per head, or one for all.
+Plain torch, so the same code runs wherever torch does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvtriage.fp8.e4m3 import MAX
+
+__all__ = ["Codec", "E4M3Codec", "NativeCodec", "PartialCodec", "round_mantissa", "round_trip_codec", "to_e4m3"]
+
+
+class Codec(Protocol):
+    """Stores values and gives them back. `scales` is what it really applies, per head."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def encode(self, values: Tensor) -> Tensor: ...
+
+    def decode(self, stored: Tensor) -> Tensor: ...
+
+    @property
+    def scales(self) -> tuple[float, ...]: ...
+
+
+def to_e4m3(values: Tensor) -> Tensor:
+    """float32 to float8_e4m3fn: nearest even, saturating at ±448 (torch alone would give NaN)."""
+    return values.clamp(-MAX, MAX).to(torch.float8_e4m3fn)
+
+
+def round_mantissa(values: Tensor, position: Tensor) -> Tensor:
+    """E4M3's 3-bit mantissa with an unlimited exponent; `position` broadcasts. See fp8.e4m3."""
+    mantissa, exponent = torch.frexp(values / position)
+    return torch.ldexp(torch.round(mantissa * 16) / 16, exponent) * position
+
+
+@dataclass(frozen=True)
+class NativeCodec:
+    """The model's own dtype."""
+
+    dtype: torch.dtype
+
+    def encode(self, values: Tensor) -> Tensor:
+        return values.to(self.dtype)
+
+    def decode(self, stored: Tensor) -> Tensor:
+        return stored.to(torch.float32)
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        return ()
+
+
+class E4M3Codec:
+    """One byte per element: stored = E4M3(value / scale), value = stored × scale.
+
+    scale: [heads] or [1], float32.
+    """
+
+    dtype = torch.float8_e4m3fn
+
+    def __init__(self, scale: Tensor) -> None:
+        self._scale = scale.reshape(1, -1, 1, 1)
+        self._is_unit = bool((scale == 1).all())
+
+    def encode(self, values: Tensor) -> Tensor:
+        return to_e4m3(values if self._is_unit else values / self._scale)
+
+    def decode(self, stored: Tensor) -> Tensor:
+        values = stored.to(torch.float32)
+        return values if self._is_unit else values * self._scale
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        return tuple(self._scale.flatten().tolist())
+
+
+class PartialCodec:
+    """A probe: `heads` go through `round_trip`, the others through the native dtype.
+
+    What is kept is float32, so it has no honest byte count and is never generated with.
+    """
+
+    dtype = torch.float32
+
+    def __init__(self, native: NativeCodec, round_trip: Callable[[Tensor], Tensor], heads: Tensor) -> None:
+        """heads: boolean [heads]."""
+        self._native = native
+        self._round_trip = round_trip
+        self._heads = heads.reshape(1, -1, 1, 1)
+
+    def encode(self, values: Tensor) -> Tensor:
+        return torch.where(self._heads, self._round_trip(values), self._native.decode(self._native.encode(values)))
+
+    def decode(self, stored: Tensor) -> Tensor:
+        return stored
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        return ()
+
+
+def round_trip_codec(codec: Codec) -> Callable[[Tensor], Tensor]:
+    """What is left of values once stored by `codec`."""
+
+    def round_trip(values: Tensor) -> Tensor:
+        return codec.decode(codec.encode(values))
+
+    return round_trip

@@ -1,0 +1,255 @@
+"""The embedded engine: transformers runs the model, our attention stores the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+
+import kvtriage
+from kvtriage.engines.base import (
+    Applied,
+    Arm,
+    Distribution,
+    EngineInfo,
+    Generation,
+    Progress,
+    ScoreRequest,
+    ScoreResponse,
+    Tokenizer,
+)
+from kvtriage.engines.embedded.attention import Attention
+from kvtriage.engines.embedded.model import LanguageModel, load_model, native_dtype
+from kvtriage.engines.embedded.observing import RangeObserver, ScaleObserver
+from kvtriage.engines.embedded.storing import LayerStorage, StoringAttention, applied, layer_storages
+from kvtriage.engines.embedded.tokenizer import load_tokenizer
+from kvtriage.errors import BadInput, PolicyNotApplied, StudyError
+from kvtriage.fp8.scales import ScaleSet
+from kvtriage.fp8.stats import HeldOut, KVStats
+from kvtriage.kvcache.policy import CachePolicy
+from kvtriage.kvcache.spec import CacheSpec
+
+__all__ = ["EmbeddedEngine", "open_engine"]
+
+NUMERICS = ("storage", "attention")
+_ROWS = 32
+"""Positions whose whole distributions are worked on at a time; a vocabulary can have 262,144 entries."""
+
+
+@dataclass(frozen=True, eq=False)
+class LogProbs:
+    """Next-token log-probabilities at the scored positions: [S, V], float32."""
+
+    values: Tensor
+
+    def kl_from(self, reference: Distribution) -> tuple[float, ...]:
+        if not isinstance(reference, LogProbs):
+            raise TypeError("distributions of two engines cannot be compared")
+        found: list[float] = []
+        for start in range(0, self.values.shape[0], _ROWS):
+            p, q = reference.values[start : start + _ROWS], self.values[start : start + _ROWS]
+            # The terms cancel nearly, so they are summed in float64.
+            found += ((p - q) * p.exp()).sum(dim=-1, dtype=torch.float64).tolist()
+        return tuple(found)
+
+
+def _log_probs(logits: Tensor) -> Tensor:
+    """Normalised in place, a few rows at a time: [S, V]."""
+    for start in range(0, logits.shape[0], _ROWS):
+        rows = logits[start : start + _ROWS]
+        rows -= torch.logsumexp(rows, dim=-1, keepdim=True)
+    return logits
+
+
+class EmbeddedEngine:
+    """See engines.base.Engine. One model, one device, any number of arms."""
+
+    def __init__(
+        self, model: LanguageModel, tokenizer: Tokenizer, native: torch.dtype, numerics: str, threads: int
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._native = native
+        self._numerics = numerics
+        self._threads = threads
+
+    @property
+    def spec(self) -> CacheSpec:
+        return self._model.spec
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    def info(self) -> EngineInfo:
+        return EngineInfo(
+            name="embedded",
+            version=f"{kvtriage.__version__} (torch {torch.__version__}, transformers {transformers.__version__})",
+            device=str(self._model.device),
+            backend="kvtriage",
+            numerics=self._numerics,
+            compute_dtype="float32",
+            native_dtype=str(self._native).removeprefix("torch."),
+            threads=self._threads,
+            per_head_scales=True,
+        )
+
+    @contextlib.contextmanager
+    def open(self, arm: Arm) -> Iterator[EmbeddedSession]:
+        yield EmbeddedSession(self._model, arm, self._storages(arm))
+
+    def _storages(self, arm: Arm) -> tuple[LayerStorage, ...]:
+        return layer_storages(arm, self.spec, self._native, self._numerics, self._model.device)
+
+    @torch.inference_mode()
+    def probe(self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], progress: Progress) -> list[list[float]]:
+        """Each probe resumes at its first quantised layer from the native pass's layer outputs."""
+        total = len(requests) * (len(arms) + 1)
+        native = self._storages(Arm("native", CachePolicy.native(self.spec.num_layers)))
+        found: list[list[float]] = [[] for _ in arms]
+        for index, request in enumerate(requests):
+            progress(index * (len(arms) + 1), total)
+            with self._model.recording() as outputs:
+                reference = self._distribution(request, native)
+            for number, arm in enumerate(arms):
+                with self._model.resuming(outputs, arm.policy.first_quantized_layer):
+                    kl = self._distribution(request, self._storages(arm)).kl_from(reference)
+                found[number].append(sum(kl) / len(kl))
+                progress(index * (len(arms) + 1) + number + 2, total)
+        return found
+
+    def _distribution(self, request: ScoreRequest, storages: tuple[LayerStorage, ...]) -> LogProbs:
+        attention = StoringAttention(storages, len(request.token_ids))
+        keep = slice(request.score_from - 1, len(request.token_ids) - 1)
+        logits = self._model.logits(self._model.tokens([request.token_ids]), attention, start=0, keep=keep)
+        attention.check_finite()
+        return LogProbs(_log_probs(logits[0]))
+
+    @torch.inference_mode()
+    def observe(self, prompts: Sequence[Sequence[int]], position_edges: Sequence[int], progress: Progress) -> KVStats:
+        observer = RangeObserver(self.spec, position_edges)
+        return observer.stats(self._show(prompts, observer, progress))
+
+    @torch.inference_mode()
+    def check_scales(self, prompts: Sequence[Sequence[int]], scales: ScaleSet, progress: Progress) -> HeldOut:
+        observer = ScaleObserver(self.spec, scales)
+        return observer.held_out(self._show(prompts, observer, progress))
+
+    def _show(self, prompts: Sequence[Sequence[int]], attention: Attention, progress: Progress) -> int:
+        for done, prompt in enumerate(prompts):
+            progress(done, len(prompts))
+            self._model.forward_hidden(self._model.tokens([prompt]), attention)
+        progress(len(prompts), len(prompts))
+        return sum(len(prompt) for prompt in prompts)
+
+
+class EmbeddedSession:
+    """See engines.base.Session."""
+
+    def __init__(self, model: LanguageModel, arm: Arm, storages: tuple[LayerStorage, ...]) -> None:
+        self._model = model
+        self._arm = arm
+        self._storages = storages
+
+    def applied(self) -> Applied:
+        return applied(self._storages)
+
+    @torch.inference_mode()
+    def score(self, request: ScoreRequest) -> ScoreResponse:
+        length, scored = len(request.token_ids), slice(request.score_from - 1, len(request.token_ids) - 1)
+        tokens = self._model.tokens([request.token_ids])
+        attention = StoringAttention(self._storages, length)
+        step = self._arm.prefill_chunk or length
+        pieces = []
+        for start in range(0, length, step):
+            stop = min(start + step, length)
+            keep = slice(max(scored.start, start) - start, max(min(scored.stop, stop) - start, 0))
+            logits = self._model.logits(tokens[:, start:stop], attention, start=start, keep=keep)
+            pieces.append(logits[0])
+        attention.check_finite()
+        log_probs = _log_probs(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+        targets = tokens[0, request.score_from :]
+        return ScoreResponse(
+            nll=tuple((-log_probs.gather(1, targets[:, None])[:, 0]).tolist()),
+            top1=tuple(log_probs.argmax(dim=-1).tolist()),
+            distribution=LogProbs(log_probs),
+        )
+
+    @torch.inference_mode()
+    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
+        lengths = {len(prompt) for prompt in prompts}
+        if len(lengths) != 1:
+            raise BadInput("prompts of different lengths in one batch", hint="time one context length at a time")
+        if "probe" in self.applied().dtypes:
+            raise PolicyNotApplied(
+                f"arm {self._arm.name!r} is a probe and cannot be timed", hint="time storable policies only"
+            )
+        length = lengths.pop()
+        attention = StoringAttention(self._storages, length + new_tokens - 1)
+        times = [self._now()]
+        step = self._model.tokens(prompts)
+        chosen = []
+        for index in range(new_tokens):
+            start = 0 if index == 0 else length + index - 1
+            logits = self._model.logits(step, attention, start=start, keep=slice(step.shape[1] - 1, step.shape[1]))
+            step = logits[:, -1].argmax(dim=-1, keepdim=True)
+            chosen.append(step)
+            times.append(self._now())
+        attention.check_finite()
+        return Generation(
+            token_ids=tuple(tuple(row) for row in torch.cat(chosen, dim=1).tolist()),
+            ttft_s=times[1] - times[0],
+            token_s=tuple(after - before for before, after in itertools.pairwise(times[1:])),
+            held_bytes=attention.held_bytes,
+            held_tokens=attention.seen,
+        )
+
+    def _now(self) -> float:
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+        return time.perf_counter()
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda") and not name.startswith("cuda:"):
+        raise StudyError(f"unknown device {name!r}", hint="use cpu, cuda or cuda:N")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise StudyError(f"no device {name!r} here: torch sees no CUDA", hint="leave --device away to run on the CPU")
+    return torch.device(name)
+
+
+@contextlib.contextmanager
+def open_engine(
+    folder: Path,
+    spec: CacheSpec,
+    *,
+    numerics: str,
+    device: str | None = None,
+    threads: int | None = None,
+    trust_remote_code: bool = False,
+) -> Iterator[EmbeddedEngine]:
+    """Load the model of `folder` and give the machine back as it was.
+
+    threads: None for all cores this process may use. Raises ModelError, StudyError.
+    """
+    if numerics not in NUMERICS:
+        raise StudyError(f"unknown numerics {numerics!r}", hint="known are " + ", ".join(NUMERICS))
+    before = torch.get_num_threads()
+    count = threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(count)
+    try:
+        tokenizer = load_tokenizer(folder, trust_remote_code)
+        model = load_model(folder, spec, _device(device), trust_remote_code=trust_remote_code)
+        yield EmbeddedEngine(model, tokenizer, native_dtype(folder), numerics, count)
+    finally:
+        torch.set_num_threads(before)

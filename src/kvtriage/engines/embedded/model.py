@@ -1,0 +1,146 @@
+"""A transformers model, run for its numbers: forward passes in float32, one arm at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from kvtriage.engines.embedded.attention import ATTENTION, Attention, register
+from kvtriage.errors import ModelError, UnsupportedModel
+from kvtriage.kvcache.spec import CacheSpec
+
+__all__ = ["LanguageModel", "load_model", "native_dtype", "quiet_transformers"]
+
+_NATIVE = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.bfloat16}
+"""What a server stores K and V in when it does not quantise them; float32 checkpoints are served as BF16."""
+
+
+class LanguageModel:
+    """Forward passes with our attention. Token ids [B, T] in, logits of chosen positions out."""
+
+    def __init__(self, model: nn.Module, spec: CacheSpec, device: torch.device) -> None:
+        self._model: Any = model
+        self.spec = spec
+        self.device = device
+
+    @property
+    def decoder_layers(self) -> nn.ModuleList:
+        layers = getattr(self._model.get_decoder(), "layers", None)
+        if not isinstance(layers, nn.ModuleList) or len(layers) != self.spec.num_layers:
+            raise UnsupportedModel(
+                f"cannot find the {self.spec.num_layers} decoder layers of {type(self._model).__name__}",
+                hint="the embedded engine needs a decoder with one ModuleList of layers",
+            )
+        return layers
+
+    def logits(self, token_ids: Tensor, attention: Attention, *, start: int, keep: slice) -> Tensor:
+        """Logits [B, positions, V] at the `keep` positions of token_ids [B, T], the first of which has
+        absolute position `start`."""
+        positions = torch.arange(token_ids.shape[1], device=self.device)
+        output = self._model(
+            input_ids=token_ids,
+            position_ids=(positions + start)[None],
+            use_cache=False,
+            logits_to_keep=positions[keep],
+            kvtriage=attention,
+        )
+        logits: Tensor = output.logits
+        return logits.to(torch.float32)
+
+    def forward_hidden(self, token_ids: Tensor, attention: Attention, *, start: int = 0) -> None:
+        """Run the decoder for what passes through `attention`; nothing is predicted."""
+        positions = torch.arange(start, start + token_ids.shape[1], device=self.device)
+        self._model.get_decoder()(
+            input_ids=token_ids, position_ids=positions[None], use_cache=False, kvtriage=attention
+        )
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[list[Any]]:
+        """A list that fills with the output of each decoder layer, as the layer returned it."""
+        outputs: list[Any] = []
+        hooks = [
+            layer.register_forward_hook(lambda _module, _args, output: outputs.append(output))
+            for layer in self.decoder_layers
+        ]
+        try:
+            yield outputs
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @contextlib.contextmanager
+    def resuming(self, outputs: Sequence[Any], layer_idx: int) -> Iterator[None]:
+        """Layers below `layer_idx` answer with their recorded output instead of computing it.
+
+        Right whenever they would compute just that: same tokens, same cache below.
+        """
+        below = list(self.decoder_layers)[:layer_idx]
+        for layer, output in zip(below, outputs, strict=False):
+            layer.forward = lambda *_args, _output=output, **_kwargs: _output
+        try:
+            yield
+        finally:
+            for layer in below:
+                del layer.forward
+
+    def tokens(self, token_ids: Sequence[Sequence[int]]) -> Tensor:
+        """[B][T] to a tensor on the model's device."""
+        return torch.tensor([list(row) for row in token_ids], dtype=torch.long, device=self.device)
+
+
+def native_dtype(folder: Path) -> torch.dtype:
+    """The dtype that an unquantised cache has: the checkpoint's, BF16 for a float32 one."""
+    config = json.loads((folder / "config.json").read_bytes())
+    text = config.get("text_config", {})
+    name = next((c[key] for c in (config, text) for key in ("dtype", "torch_dtype") if key in c), "bfloat16")
+    try:
+        return _NATIVE[name]
+    except KeyError:
+        raise ModelError(f"config.json gives the dtype {name!r}", hint="known are " + ", ".join(_NATIVE)) from None
+
+
+def load_model(folder: Path, spec: CacheSpec, device: torch.device, *, trust_remote_code: bool) -> LanguageModel:
+    """Load a model folder from disk in float32. Raises ModelError; never fetches anything."""
+    register()
+    with quiet_transformers():
+        try:
+            model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                attn_implementation=ATTENTION,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=trust_remote_code,
+            )
+        except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise ModelError(
+                f"transformers cannot load {folder}: {reason[0]}",
+                hint="the folder must hold a causal language model that this transformers version knows",
+            ) from error
+    model.eval().requires_grad_(False)
+    return LanguageModel(model.to(device), spec, device)
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """transformers and its progress bars keep still: kvtriage talks for itself."""
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(logging.ERROR)
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers.logging.set_verbosity(level)
+        transformers.logging.enable_progress_bar()  # type: ignore[no-untyped-call]

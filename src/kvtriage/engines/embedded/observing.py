@@ -1,0 +1,146 @@
+"""Watching Q, K and V pass: ranges for calibration, and a scale set on unseen text.
+
+Streams: what is kept does not grow with the text. Axes: n heads of [1, n, T, D].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kvtriage.engines.embedded.attention import attend
+from kvtriage.engines.embedded.codec import round_mantissa
+from kvtriage.errors import NonFinite
+from kvtriage.fp8.e4m3 import MAX, SMALLEST_NORMAL, SUB_OCTAVES
+from kvtriage.fp8.scales import ScaleSet
+from kvtriage.fp8.stats import EXPONENT_MAX, EXPONENT_MIN, HeldOut, HeldOutShare, KVStats, RangeStats, TensorKey
+from kvtriage.kvcache.spec import CacheSpec
+
+__all__ = ["RangeObserver", "ScaleObserver"]
+
+
+class _Observer:
+    """Native attention in the compute dtype, with a look at what goes in."""
+
+    def __init__(self, spec: CacheSpec) -> None:
+        self._spec = spec
+
+    def attend(
+        self,
+        layer_idx: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        for tensor, values in (("q", query), ("k", key), ("v", value)):
+            self.look(layer_idx, tensor, values)
+        window = self._spec.layers[layer_idx].window_tokens
+        return attend(query, key, value, scaling=scaling, window_tokens=window, softcap=softcap, sinks=sinks)
+
+    def look(self, layer_idx: int, tensor: str, values: Tensor) -> None:
+        raise NotImplementedError
+
+
+class RangeObserver(_Observer):
+    """Collects the range statistics of the prompts that pass."""
+
+    def __init__(self, spec: CacheSpec, position_edges: Sequence[int]) -> None:
+        super().__init__(spec)
+        self._edges = tuple(position_edges)
+        self._seen: dict[TensorKey, RangeStats] = {}
+
+    def stats(self, tokens: int) -> KVStats:
+        return KVStats(position_edges=self._edges, tokens=tokens, tensors=dict(self._seen))
+
+    def look(self, layer_idx: int, tensor: str, values: Tensor) -> None:
+        found = _range_stats(values, self._edges, mantissa=tensor != "q")
+        if not np.isfinite(found.amax).all():
+            raise NonFinite(
+                f"{tensor.upper()} of layer {layer_idx} holds NaN or infinity",
+                hint="the model itself overflows here; no scale can be calibrated on it (are the weights intact?)",
+            )
+        before = self._seen.get((layer_idx, tensor))
+        self._seen[layer_idx, tensor] = found if before is None else before.merge(found)
+
+
+def _range_stats(values: Tensor, edges: tuple[int, ...], *, mantissa: bool) -> RangeStats:
+    magnitude = values[0].abs()
+    heads, tokens, _ = magnitude.shape
+    by_position = magnitude.amax(dim=2)
+    ends = (*edges[1:], max(tokens, edges[-1]) + 1)
+    buckets = [by_position[:, start:end] for start, end in zip(edges, ends, strict=True)]
+    zero = magnitude == 0
+    exponent = (torch.frexp(magnitude)[1] - 1).clamp(EXPONENT_MIN, EXPONENT_MAX) - EXPONENT_MIN
+    bins = EXPONENT_MAX - EXPONENT_MIN + 1
+    # Zeros go to one bin more, which is cut off again.
+    index = (
+        torch.where(zero, bins, exponent.long()) + (bins + 1) * torch.arange(heads, device=values.device)[:, None, None]
+    )
+    counts = torch.bincount(index.flatten(), minlength=heads * (bins + 1)).view(heads, bins + 1)
+    errors = [
+        (round_mantissa(values[0], values.new_tensor(at)) - values[0]).square().sum(dim=(1, 2), dtype=torch.float64)
+        for at in (SUB_OCTAVES if mantissa else ())
+    ]
+    return RangeStats(
+        amax=_numpy(by_position.amax(dim=1)),
+        exponents=counts[:, :bins].cpu().numpy(),
+        zeros=counts[:, bins].cpu().numpy(),
+        amax_by_position=np.stack([_numpy(b.amax(dim=1)) if b.shape[1] else np.zeros(heads) for b in buckets], axis=1),
+        mantissa_sse=np.stack([_numpy(e) for e in errors], axis=1) if errors else np.zeros((heads, 0)),
+    )
+
+
+def _numpy(values: Tensor) -> npt.NDArray[np.float64]:
+    return values.to(torch.float64).cpu().numpy()
+
+
+class ScaleObserver(_Observer):
+    """Counts what a scale set would saturate or push below the normal range."""
+
+    def __init__(self, spec: CacheSpec, scales: ScaleSet) -> None:
+        super().__init__(spec)
+        self._scales = scales
+        self._counts: dict[TensorKey, npt.NDArray[np.float64]] = {}
+
+    def held_out(self, tokens: int) -> HeldOut:
+        shares = []
+        for (layer_idx, tensor), (total, saturated, below, amax) in sorted(self._counts.items()):
+            for head in range(len(total)):
+                shares.append(
+                    HeldOutShare(
+                        layer_idx=layer_idx,
+                        tensor=tensor,
+                        head=head,
+                        saturated=float(saturated[head] / total[head]),
+                        below_normal=float(below[head] / total[head]),
+                        amax=float(amax[head]),
+                    )
+                )
+        return HeldOut(tuple(shares), tokens)
+
+    def look(self, layer_idx: int, tensor: str, values: Tensor) -> None:
+        if tensor == "q":
+            return
+        layer = self._scales.layers[layer_idx]
+        scale = values.new_tensor(layer.k if tensor == "k" else layer.v).view(-1, 1, 1)
+        magnitude = values[0].abs()
+        stored = magnitude / scale
+        found = np.stack(
+            [
+                np.full(magnitude.shape[0], magnitude[0].numel(), dtype=np.float64),
+                _numpy((stored > MAX).sum(dim=(1, 2))),
+                _numpy(((stored < SMALLEST_NORMAL) & (magnitude > 0)).sum(dim=(1, 2))),
+                _numpy(magnitude.amax(dim=(1, 2))),
+            ]
+        )
+        before = self._counts.get((layer_idx, tensor))
+        if before is not None:
+            found = np.concatenate([before[:3] + found[:3], np.maximum(before[3:], found[3:])])
+        self._counts[layer_idx, tensor] = found
