@@ -1,0 +1,161 @@
+"""config.json taken out key by key: what is missing is named, what is assumed is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kvtriage.errors import ModelError, UnsupportedModel
+from kvtriage.kvcache.spec import LayerKind
+
+__all__ = ["HINT", "Fields", "describe"]
+
+HINT = "take config.json as the model's authors published it; kvtriage does not guess a geometry"
+
+_LARGEST: Mapping[str, int] = {
+    "num_hidden_layers": 4096,
+    "num_attention_heads": 65536,
+    "num_key_value_heads": 65536,
+    "head_dim": 65536,
+}
+_LARGEST_OTHERWISE = 2**40
+
+_LAYER_TYPES: Mapping[str, LayerKind] = {
+    "full_attention": LayerKind.FULL,
+    "sliding_attention": LayerKind.SLIDING,
+}
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The keys of one object in config.json, and the `architecture` that gives them their meaning.
+
+    `documented` are the values that the architecture's documentation gives to absent keys.
+    `assumed` collects, in order, every value that config.json did not state; objects inside this
+    one write to the same list.
+    """
+
+    architecture: str
+    config: Mapping[str, object]
+    prefix: str = ""
+    documented: Mapping[str, int] = field(default_factory=dict)
+    assumed: list[str] = field(default_factory=list)
+
+    def with_documented(self, documented: Mapping[str, int]) -> Fields:
+        """The same keys, with defaults for some that may be absent."""
+        return replace(self, documented=documented)
+
+    def inside(self, key: str) -> Fields:
+        """The keys of the object under `key`. Raises ModelError when there is none."""
+        value = self.config.get(key)
+        if not isinstance(value, Mapping):
+            raise self._missing(key) if value is None else self._wrong(key, value, "an object")
+        return replace(self, config=value, prefix=f"{self.prefix}{key}.", documented={})
+
+    def stated(self, key: str) -> int | None:
+        """A positive whole number; None where it is null, or absent and not documented.
+
+        Raises ModelError, naming the key, for anything else.
+        """
+        if key not in self.config and key in self.documented:
+            self.assume(key, self.documented[key], f"the default of {self.architecture}")
+            return self.documented[key]
+        value = self.config.get(key)
+        if value is None:
+            return None
+        largest = _LARGEST.get(key, _LARGEST_OTHERWISE)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
+            raise self._wrong(key, value, f"a whole number from 1 to {largest}")
+        return value
+
+    def require(self, key: str) -> int:
+        """A positive whole number that must be there. Raises ModelError, naming the key."""
+        value = self.stated(key)
+        if value is None:
+            raise self._missing(key)
+        return value
+
+    def derive(self, key: str, value: int, because: str) -> int:
+        """The stated number or else `value`, which is then recorded as assumed."""
+        found = self.stated(key)
+        if found is None:
+            self.assume(key, value, because)
+            return value
+        return found
+
+    def flag(self, key: str) -> bool:
+        """A switch that is off unless config.json turns it on."""
+        value = self.config.get(key)
+        if value is None:
+            return False
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
+    def text(self, key: str) -> str:
+        """A string that must be there. Raises ModelError, naming the key."""
+        value = self.config.get(key)
+        if value is None:
+            raise self._missing(key)
+        if not isinstance(value, str) or not 0 < len(value) <= 200 or not value.isprintable():
+            raise self._wrong(key, value, "a short text")
+        return value
+
+    def layer_types(self, num_layers: int) -> tuple[LayerKind, ...] | None:
+        """The kind of each layer, L in all; None when `layer_types` is absent or null.
+
+        Raises ModelError for another length and UnsupportedModel for a kind that we do not read.
+        """
+        value = self.config.get("layer_types")
+        if value is None:
+            return None
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise self._wrong("layer_types", value, "a list")
+        if len(value) != num_layers:
+            raise ModelError(
+                f"{self.prefix}layer_types in config.json has {len(value)} entries for {num_layers} layers", hint=HINT
+            )
+        return tuple(self._layer_type(entry) for entry in value)
+
+    def assume(self, key: str, value: object, because: str) -> None:
+        """Write down a value that config.json does not state."""
+        self.assumed.append(f"{self.prefix}{key} = {value} ({because})")
+
+    def unsupported(self, reason: str) -> UnsupportedModel:
+        """A refusal that names the architecture; `reason` names the key."""
+        return UnsupportedModel(
+            f"{self.architecture}: {reason}",
+            hint="kvtriage prices what it can read with certainty and refuses the rest",
+        )
+
+    def _layer_type(self, entry: object) -> LayerKind:
+        if isinstance(entry, str) and entry in _LAYER_TYPES:
+            return _LAYER_TYPES[entry]
+        raise self.unsupported(f"{self.prefix}layer_types has {describe(entry)}, which kvtriage does not read yet")
+
+    def _missing(self, key: str) -> ModelError:
+        return ModelError(f"config.json does not state {self.prefix}{key}, which {self.architecture} needs", hint=HINT)
+
+    def _wrong(self, key: str, value: object, wanted: str) -> ModelError:
+        return ModelError(f"{self.prefix}{key} in config.json is {describe(value)}, not {wanted}", hint=HINT)
+
+
+def describe(value: object) -> str:
+    """Any JSON value in a few printable characters, however large, deep or strange it is."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value) if abs(value) < 10**15 else "an enormous number"
+        case float():
+            return str(value)
+        case str():
+            return ascii(value if len(value) <= 60 else f"{value[:60]}...")
+        case Mapping():
+            return "an object"
+        case Sequence():
+            return "a list"
+        case _:
+            return f"a {type(value).__name__}"

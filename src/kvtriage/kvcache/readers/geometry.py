@@ -1,0 +1,104 @@
+"""What all families share: heads, the longest context, and how a CacheSpec is put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvtriage.errors import ModelError
+from kvtriage.kvcache.readers.fields import HINT, Fields
+from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
+
+__all__ = ["Heads", "build_spec", "read_heads", "read_max_model_len"]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Head counts and width, the same in every layer; K and V are equally wide."""
+
+    num_attention_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def read_heads(fields: Fields, *, absent_kv_heads_mean_mha: bool = False) -> Heads:
+    """H, Hkv and D. A null num_key_value_heads means H; an absent one only where documented so.
+
+    Raises ModelError for a missing key, or for numbers that do not divide.
+    """
+    num_attention_heads = fields.require("num_attention_heads")
+    if absent_kv_heads_mean_mha or "num_key_value_heads" in fields.config:
+        num_kv_heads = fields.derive("num_key_value_heads", num_attention_heads, "num_attention_heads: no grouping")
+    else:
+        num_kv_heads = fields.require("num_key_value_heads")
+    if num_attention_heads % num_kv_heads:
+        raise ModelError(
+            f"config.json has {num_attention_heads} attention heads, which {num_kv_heads} KV heads cannot share evenly",
+            hint=HINT,
+        )
+    return Heads(num_attention_heads, num_kv_heads, _read_head_dim(fields, num_attention_heads))
+
+
+def _read_head_dim(fields: Fields, num_attention_heads: int) -> int:
+    stated = fields.stated("head_dim")
+    if stated is not None:
+        return stated
+    hidden_size = fields.require("hidden_size")
+    head_dim, rest = divmod(hidden_size, num_attention_heads)
+    if rest or head_dim == 0:
+        raise ModelError(
+            f"config.json states no head_dim, and its hidden_size {hidden_size} "
+            f"is not a multiple of its {num_attention_heads} attention heads",
+            hint=HINT,
+        )
+    return fields.derive("head_dim", head_dim, "hidden_size / num_attention_heads")
+
+
+def read_max_model_len(fields: Fields) -> int:
+    """The longest context in tokens: max_position_embeddings, or what YaRN extends it to."""
+    stated = fields.require("max_position_embeddings")
+    extended = _yarn_tokens(fields)
+    if extended is None or extended <= stated:
+        return stated
+    fields.assume("max_model_len", extended, "YaRN: factor * original_max_position_embeddings")
+    return extended
+
+
+def _yarn_tokens(fields: Fields) -> int | None:
+    """None without YaRN. transformers 5 writes rope_parameters, earlier ones rope_scaling."""
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(fields.config.get(key), Mapping):
+            continue
+        rope = fields.inside(key)
+        if "yarn" not in (rope.config.get("rope_type"), rope.config.get("type")):
+            continue
+        original = rope.stated("original_max_position_embeddings")
+        factor = rope.config.get("factor")
+        if original is None or factor is None:
+            return None
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor <= 10**6:
+            raise ModelError(f"{key}.factor in config.json is not a number from 1 to 1000000", hint=HINT)
+        return int(original * factor)
+    return None
+
+
+def build_spec(fields: Fields, heads: Heads, kinds: Sequence[LayerKind], window_tokens: int | None) -> CacheSpec:
+    """One LayerSpec per kind, L in all; `window_tokens` is that of every sliding layer.
+
+    transformers and vLLM agree on what a window of W means: the token itself and the W − 1
+    before it, so W positions are retained.
+    """
+    layers = tuple(
+        LayerSpec(
+            layer_idx=layer_idx,
+            kind=kind,
+            num_attention_heads=heads.num_attention_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=heads.head_dim,
+            head_dim_v=heads.head_dim,
+            window_tokens=window_tokens if kind is LayerKind.SLIDING else None,
+        )
+        for layer_idx, kind in enumerate(kinds)
+    )
+    max_model_len = read_max_model_len(fields)
+    return CacheSpec(fields.text("model_type"), layers, max_model_len, tuple(fields.assumed))

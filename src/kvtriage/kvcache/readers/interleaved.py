@@ -1,0 +1,88 @@
+"""Sliding layers between full ones: Gemma 2 and 3, gpt-oss, OLMo-3, Command R7B and A, EXAONE 4.
+
+`layer_types` says which is which. Older files leave it out; then every n-th layer is full, with
+the n that the architecture documents.
+"""
+
+from __future__ import annotations
+
+from kvtriage.kvcache.readers.fields import Fields
+from kvtriage.kvcache.readers.geometry import build_spec, read_heads
+from kvtriage.kvcache.spec import CacheSpec, LayerKind
+
+__all__ = [
+    "read_cohere2",
+    "read_exaone4",
+    "read_gemma2",
+    "read_gemma3",
+    "read_gemma3_multimodal",
+    "read_gpt_oss",
+    "read_olmo3",
+]
+
+
+def read_gemma2(fields: Fields) -> CacheSpec:
+    """Every 2nd layer is full."""
+    return _read(fields.with_documented({"head_dim": 256}), period=2)
+
+
+def read_gemma3(fields: Fields) -> CacheSpec:
+    """Every n-th layer is full, n = sliding_window_pattern, documented as 6.
+
+    The published files of the multimodal sizes state only what differs from the documentation.
+    """
+    documented = {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    }
+    return _read(fields.with_documented(documented), period=6, pattern_key="sliding_window_pattern")
+
+
+def read_gemma3_multimodal(fields: Fields) -> CacheSpec:
+    """The language model is in text_config; images become tokens of the same cache."""
+    return read_gemma3(fields.inside("text_config"))
+
+
+def read_gpt_oss(fields: Fields) -> CacheSpec:
+    """Every 2nd layer is full. Attention sinks are weights and take no room in the cache."""
+    return _read(fields.with_documented({"head_dim": 64}), period=2)
+
+
+def read_olmo3(fields: Fields) -> CacheSpec:
+    """Every 4th layer is full."""
+    return _read(fields, period=4, absent_kv_heads_mean_mha=True)
+
+
+def read_cohere2(fields: Fields) -> CacheSpec:
+    """Every n-th layer is full, n = sliding_window_pattern, documented as 4."""
+    return _read(fields, period=4, pattern_key="sliding_window_pattern", absent_kv_heads_mean_mha=True)
+
+
+def read_exaone4(fields: Fields) -> CacheSpec:
+    """layer_types must be stated: older files spell the pattern in letters."""
+    return _read(fields, period=None)
+
+
+def _read(
+    fields: Fields, *, period: int | None, pattern_key: str | None = None, absent_kv_heads_mean_mha: bool = False
+) -> CacheSpec:
+    num_layers = fields.require("num_hidden_layers")
+    kinds = fields.layer_types(num_layers) or _every_nth_full(fields, num_layers, period, pattern_key)
+    window_tokens = fields.require("sliding_window") if LayerKind.SLIDING in kinds else None
+    heads = read_heads(fields, absent_kv_heads_mean_mha=absent_kv_heads_mean_mha)
+    return build_spec(fields, heads, kinds, window_tokens)
+
+
+def _every_nth_full(
+    fields: Fields, num_layers: int, period: int | None, pattern_key: str | None
+) -> tuple[LayerKind, ...]:
+    if period is None:
+        raise fields.unsupported("layer_types is not stated in config.json, and no other key is read for it")
+    stated = None if pattern_key is None else fields.stated(pattern_key)
+    nth = period if stated is None else stated
+    because = f"the default of {fields.architecture}" if stated is None else f"from {pattern_key}"
+    fields.assume("layer_types", f"every layer whose number is a multiple of {nth} is full, the others slide", because)
+    return tuple(LayerKind.FULL if number % nth == 0 else LayerKind.SLIDING for number in range(1, num_layers + 1))

@@ -1,0 +1,39 @@
+"""One window for every layer, or none at all: Mistral, Ministral 3, Mixtral, Phi-3, Phi-4."""
+
+from __future__ import annotations
+
+from kvtriage.kvcache.readers.fields import Fields
+from kvtriage.kvcache.readers.geometry import build_spec, read_heads
+from kvtriage.kvcache.spec import CacheSpec, LayerKind
+
+__all__ = ["read_ministral3", "read_mistral", "read_mixtral", "read_phi3"]
+
+
+def read_mistral(fields: Fields) -> CacheSpec:
+    """A null sliding_window means full attention; an absent one means the documented 4,096."""
+    return _read(fields.with_documented({"sliding_window": 4096}))
+
+
+def read_ministral3(fields: Fields) -> CacheSpec:
+    """Full attention unless sliding_window is set."""
+    return _read(fields.with_documented({"head_dim": 128}))
+
+
+def read_mixtral(fields: Fields) -> CacheSpec:
+    """Full attention unless sliding_window is set."""
+    return _read(fields)
+
+
+def read_phi3(fields: Fields) -> CacheSpec:
+    """Full attention unless sliding_window is set; without num_key_value_heads, no grouping."""
+    return _read(fields, absent_kv_heads_mean_mha=True)
+
+
+def _read(fields: Fields, *, absent_kv_heads_mean_mha: bool = False) -> CacheSpec:
+    num_layers = fields.require("num_hidden_layers")
+    window_tokens = fields.stated("sliding_window")
+    kinds = (LayerKind.FULL if window_tokens is None else LayerKind.SLIDING,) * num_layers
+    if fields.layer_types(num_layers) not in (None, kinds):
+        raise fields.unsupported("layer_types in config.json contradicts sliding_window, which holds for all layers")
+    heads = read_heads(fields, absent_kv_heads_mean_mha=absent_kv_heads_mean_mha)
+    return build_spec(fields, heads, kinds, window_tokens)

@@ -1,0 +1,49 @@
+"""From a policy to the flags of `vllm serve`: the only place that knows them.
+
+Skipped layers are a server argument and never part of a checkpoint, and the server silently
+ignores an entry that matches no layer; so they are written from the policy and nowhere by hand.
+
+The dtype is always named. Under `auto` a checkpoint that declares a kv_cache_scheme switches its
+cache to FP8 by itself, so a native policy says `bfloat16`: an explicit dtype wins over the
+checkpoint's. (Verified with vLLM 0.32.)
+"""
+
+from __future__ import annotations
+
+from kvtriage.kvcache.policy import CachePolicy, Fp8, Native
+from kvtriage.kvcache.spec import CacheSpec, LayerKind
+
+__all__ = ["vllm_args"]
+
+DTYPE_FLAG = "--kv-cache-dtype"
+SKIP_FLAG = "--kv-cache-dtype-skip-layers"
+SLIDING_WINDOW = "sliding_window"
+
+
+def vllm_args(policy: CachePolicy, spec: CacheSpec, model: str | None) -> tuple[str, ...]:
+    """What follows `vllm serve`: the model first, when there is one, then the cache flags.
+
+    ('MODEL', '--kv-cache-dtype', 'fp8', '--kv-cache-dtype-skip-layers', 'sliding_window').
+    Per-head and per-tensor scales are in the checkpoint; their policies differ by `model` alone.
+    Raises ValueError for a policy that no server can apply: a probe, or mixed scalings.
+    """
+    if policy.num_layers != spec.num_layers:
+        raise ValueError(f"the policy has {policy.num_layers} layers and the model {spec.num_layers}")
+    serve = () if model is None else (model,)
+    if policy.is_native:
+        return (*serve, DTYPE_FLAG, "bfloat16")
+    if policy.scaling is None or not all(_is_servable(fmt) for fmt in policy.formats):
+        raise ValueError("a probe or a policy of mixed scalings cannot be served")
+    skip = _skip_entries(policy.skip_layers, spec)
+    return (*serve, DTYPE_FLAG, "fp8", *((SKIP_FLAG, *skip) if skip else ()))
+
+
+def _is_servable(fmt: object) -> bool:
+    return isinstance(fmt, Native) or (isinstance(fmt, Fp8) and fmt.heads is None)
+
+
+def _skip_entries(skip_layers: tuple[int, ...], spec: CacheSpec) -> tuple[str, ...]:
+    """Layer indices, or the one word that stands for all sliding layers."""
+    if skip_layers and skip_layers == spec.layers_of(LayerKind.SLIDING):
+        return (SLIDING_WINDOW,)
+    return tuple(str(layer_idx) for layer_idx in skip_layers)
