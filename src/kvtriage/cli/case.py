@@ -183,6 +183,11 @@ class CaseFolder:
             raise CaseError(f"{self.path} has no {kind.file} yet", hint=f"run 'kvtriage {kind.verb} {self.path}' first")
         return loaded
 
+    def text(self, record: type[_Record]) -> str:
+        """The record's file as it stands. Raises CaseError when it is not there yet."""
+        self.need(record)
+        return (self.path / _KINDS[record].file).read_text()
+
     def inputs_for(self, record: type[_Record]) -> dict[str, str]:
         """File names and SHA-256 of what this record is made from, as they stand now.
 

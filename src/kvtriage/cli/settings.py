@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from pathlib import Path
 
@@ -10,10 +9,10 @@ import click
 import msgspec
 
 from kvtriage.errors import StudyError
-from kvtriage.records.study import Rule, Study
+from kvtriage.records.study import Study, read_study, validate_study
 from kvtriage.units import parse_bytes
 
-__all__ = ["QUICK", "Override", "parse_buckets", "parse_memory", "read_study"]
+__all__ = ["QUICK", "Override", "load_study", "parse_buckets", "parse_memory"]
 
 Override = int | str | tuple[int, ...]
 
@@ -54,42 +53,30 @@ def parse_memory(ctx: click.Context, param: click.Parameter, value: str | None) 
         raise click.BadParameter(f"{value!r} is not an amount of memory such as 16GiB", ctx, param) from None
 
 
-def read_study(file: Path | None, overrides: dict[str, Override], *, quick: bool) -> Study:
+def load_study(file: Path | None, overrides: dict[str, Override], *, quick: bool) -> Study:
     """The defaults (of --quick, or the usual ones), under study.toml, under the flags.
 
-    Raises StudyError; whether the values make sense for a model is for the plan to say.
+    Raises StudyError.
     """
-    table = {} if file is None else _read_toml(file)
-    _refuse_unknown(table, Study.__struct_fields__, "")
-    rule = table.get("rule", {})
-    if isinstance(rule, dict):
-        _refuse_unknown(rule, Rule.__struct_fields__, "rule.")
-    try:
-        return msgspec.convert({**(QUICK if quick else {}), **table, **overrides}, type=Study)
-    except msgspec.ValidationError as error:
-        raise StudyError(
-            f"{file or 'the study'} has a setting of the wrong kind: {error}",
-            hint="'kvtriage run --help' and the study reference name every setting and its kind",
-        ) from error
+    table = {} if file is None else _load_toml(file)
+    given = read_study(table)
+    stated = table.keys() | _keys(table.get("study"))
+    quick_values = {key: value for key, value in QUICK.items() if quick and key not in stated}
+    study = msgspec.structs.replace(given, **{**quick_values, **overrides})
+    validate_study(study)
+    return study
 
 
-def _read_toml(file: Path) -> dict[str, object]:
+def _keys(table: object) -> set[str]:
+    return set(table) if isinstance(table, dict) else set()
+
+
+def _load_toml(file: Path) -> dict[str, object]:
     try:
-        text = file.read_bytes().decode()
-        return tomllib.loads(text)
+        return tomllib.loads(file.read_bytes().decode())
     except OSError as error:
         raise StudyError(
             f"cannot read {file}: {error.strerror}", hint="name a study.toml that exists, or leave --study out"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise StudyError(f"{file} is not TOML: {error}", hint="mend the line it names") from error
-
-
-def _refuse_unknown(table: dict[str, object], known: tuple[str, ...], prefix: str) -> None:
-    for name in table:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            raise StudyError(
-                f"{prefix}{name} is not a setting of a study",
-                hint=f"did you mean {prefix}{close[0]}?" if close else f"the settings are {', '.join(known)}",
-            )
+        raise StudyError(f"{file} is not TOML: {error}", hint="mend the place it names") from error

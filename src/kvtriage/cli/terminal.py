@@ -21,7 +21,7 @@ from kvtriage.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["Meter", "measured", "open_progress", "peak_memory_bytes", "print_error", "say"]
+__all__ = ["Stage", "open_progress", "peak_memory_bytes", "print_error", "say", "stage"]
 
 _PLAIN_INTERVAL_S = 20.0
 """Away from a terminal, progress is a line this often at most."""
@@ -38,10 +38,11 @@ def print_error(error: KvtriageError) -> None:
     say(f"{click.style('hint', fg='cyan', bold=True)}: {error.hint}")
 
 
-@dataclass
-class Meter:
-    """What a stage cost; `peak_bytes` can be read inside the block, for the record."""
+@dataclass(frozen=True)
+class Stage:
+    """A stage that is running: where it reports, and what it has cost so far."""
 
+    report: Reporter
     started: float
 
     @property
@@ -50,13 +51,14 @@ class Meter:
 
 
 @contextlib.contextmanager
-def measured(stage: str) -> Iterator[Meter]:
-    """Around one stage: its wall time and peak memory go to stderr when it ends well."""
+def stage(name: str) -> Iterator[Stage]:
+    """Around one stage: progress inside, its wall time and peak memory on stderr when it ends well."""
     _reset_peak()
-    meter = Meter(time.monotonic())
-    yield meter
-    took = format_seconds(time.monotonic() - meter.started)
-    say(f"{stage}: done in {took}, peak memory {format_bytes(meter.peak_bytes)}")
+    with open_progress() as report:
+        running = Stage(report, time.monotonic())
+        yield running
+        took, peak = time.monotonic() - running.started, running.peak_bytes
+    say(f"{name}: done in {format_seconds(took)}, peak memory {format_bytes(peak)}")
 
 
 def peak_memory_bytes() -> int:

@@ -1,0 +1,149 @@
+"""The door: one command, its verbs loaded only when called, and one voice for every error.
+
+Exit codes: 0 decided or done, 2 bad input, 3 cannot tell yet, 4 the engine, 5 the case is busy,
+6 the disk, 130 interrupted, 141 the reader of stdout went away, 1 a fault of kvtriage itself.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from kvtriage import __version__
+from kvtriage.errors import KvtriageError
+
+if TYPE_CHECKING:
+    from kvtriage.cli.job import Wiring
+
+__all__ = ["main"]
+
+BROKEN_PIPE = 141
+INTERRUPTED = 130
+USAGE = 2
+
+_COMMANDS = {
+    "run": ("kvtriage.cli.run", "run_command", "The whole job: from a model and your text to a verdict."),
+    "plan": ("kvtriage.cli.plan", "plan_command", "Price a KV cache from config.json; no weights needed."),
+    "calibrate": ("kvtriage.cli.verbs", "calibrate_command", "Observe K and V, fit scales, write checkpoints."),
+    "diagnose": ("kvtriage.cli.verbs", "diagnose_command", "Find the layers, heads and types that FP8 hurts."),
+    "ablate": ("kvtriage.cli.verbs", "ablate_command", "Measure BF16 and the FP8 arms against each other."),
+    "decide": ("kvtriage.cli.verbs", "decide_command", "Read the rule against the evidence."),
+    "report": ("kvtriage.cli.verbs", "report_command", "Draw report.html from a case folder."),
+    "export": ("kvtriage.cli.export", "export_command", "Write a case's scales for another server."),
+    "faults": ("kvtriage.cli.faults", "faults_group", "Plant a known fault in a checkpoint, to test with."),
+    "selftest": ("kvtriage.cli.selftest", "selftest_command", "Check the installation and say what is missing."),
+}
+"""Name → (module, object, one line of help): a module is imported only when its command runs."""
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name, _ = _COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, _, line) in _COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in _COMMANDS:
+            close = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            raise _Usage(
+                f"there is no command {args[0]!r}",
+                hint=f"did you mean 'kvtriage {close[0]}'?" if close else "'kvtriage --help' lists the commands",
+            )
+        return super().resolve_command(ctx, args)
+
+
+class _Usage(KvtriageError):
+    """A command line that click cannot read."""
+
+    exit_code = USAGE
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, "-V", "--version", prog_name="kvtriage", message="%(prog)s %(version)s")
+def kvtriage() -> None:
+    """Find out what an FP8 KV cache costs your model, and the cheapest repair.
+
+    \b
+    Example:
+      kvtriage run demo:gemma3-270m --data demo:english --out case/
+
+    Exit codes: 0 decided or done, 2 bad input, 3 cannot tell yet, 4 engine, 5 case folder busy,
+    6 disk, 130 interrupted.
+    """
+
+
+def main(args: Sequence[str] | None = None, wiring: Callable[[], Wiring] | None = None) -> int:
+    """Run the command line; returns the exit code. `wiring` puts another engine in place of the embedded one."""
+    try:
+        code = kvtriage.main(args=args, prog_name="kvtriage", standalone_mode=False, obj=wiring)
+        sys.stdout.flush()
+    except KvtriageError as error:
+        return _fail(error)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return USAGE
+    except click.UsageError as error:
+        return _fail(_usage(error))
+    except click.ClickException as error:
+        return _fail(_Usage(_sentence(error.format_message()), hint="'kvtriage --help' shows how to call it"))
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("stopped; run the same command to go on", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # What is still buffered has no reader either: keep the interpreter from trying at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except Exception as error:
+        return _fail_unexpectedly(error)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(error: KvtriageError) -> int:
+    from kvtriage.cli.terminal import print_error
+
+    if os.environ.get("KVTRIAGE_TRACEBACK"):
+        traceback.print_exception(error)
+    print_error(error)
+    return error.exit_code
+
+
+def _fail_unexpectedly(error: Exception) -> int:
+    reason = str(error).strip().splitlines()
+    return _fail(
+        KvtriageError(
+            f"kvtriage itself failed: {type(error).__name__}" + (f": {reason[0]}" if reason else ""),
+            hint="run it again with KVTRIAGE_TRACEBACK=1 and report what it prints",
+        )
+    )
+
+
+def _usage(error: click.UsageError) -> _Usage:
+    path = error.ctx.command_path if error.ctx is not None else "kvtriage"
+    close = error.possibilities if isinstance(error, click.NoSuchOption) else None
+    hint = f"did you mean {' or '.join(close)}?" if close else f"'{path} --help' shows how to call it"
+    sentence = error.message if close else error.format_message()
+    return _Usage(_sentence(sentence), hint=hint)
+
+
+def _sentence(text: str) -> str:
+    """Click's 'No such option: --x.' in our voice: one line, no capital, no full stop."""
+    line = " ".join(text.split()).rstrip(".")
+    return line[:1].lower() + line[1:]
