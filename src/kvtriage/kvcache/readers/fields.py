@@ -17,6 +17,7 @@ _LARGEST: Mapping[str, int] = {
     "num_attention_heads": 65536,
     "num_key_value_heads": 65536,
     "head_dim": 65536,
+    "hidden_size": 2**20,
 }
 _LARGEST_OTHERWISE = 2**40
 

@@ -1,0 +1,98 @@
+"""What is not read is refused by name: the architecture, the reason and the key."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtriage.errors import ModelError, UnsupportedModel
+from kvtriage.kvcache.readers import read_cache_spec
+from tests.unit.kvcache.readers.configs import GEMMA3_4B, GPT_OSS_20B, LLAMA, edited
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("kv_lora_rank", 512, "latent attention"),
+        ("mamba_num_heads", 64, "Mamba"),
+        ("linear_num_key_heads", 16, "linear attention"),
+        ("attention_chunk_size", 8192, "chunked attention"),
+        ("cross_attention_layers", [3, 8], "cross attention"),
+        ("num_kv_shared_layers", 20, "share one KV cache"),
+        ("attention_k_eq_v", True, "V is their K"),
+        ("global_head_dim", 512, "head_dim that differs"),
+        ("v_head_dim", 128, "another width"),
+        ("index_topk", 2048, "sparse attention"),
+        ("is_encoder_decoder", True, "an encoder"),
+        ("use_bidirectional_attention", True, "both directions"),
+    ],
+)
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "NobodyKnowsForCausalLM"])
+def test_other_caches_are_known_by_their_keys(architecture: str, key: str, value: object, reason: str) -> None:
+    config = edited(LLAMA, architectures=[architecture], **{key: value})
+    with pytest.raises(UnsupportedModel) as caught:
+        read_cache_spec(config)
+    assert architecture in caught.value.message
+    assert reason in caught.value.message
+    assert key in caught.value.message
+
+
+@pytest.mark.parametrize("value", [None, False, 0, []])
+def test_a_key_that_is_switched_off_announces_nothing(value: object) -> None:
+    config = edited(LLAMA, num_kv_shared_layers=value, attention_k_eq_v=value, attention_chunk_size=value)
+    assert read_cache_spec(config) == read_cache_spec(LLAMA)
+
+
+def test_nested_text_models_are_looked_into() -> None:
+    text = {**dict(GEMMA3_4B["text_config"]), "num_kv_shared_layers": 20}  # type: ignore[call-overload]
+    with pytest.raises(UnsupportedModel, match=r"text_config\.num_kv_shared_layers is 20"):
+        read_cache_spec(edited(GEMMA3_4B, architectures=["Gemma4ForConditionalGeneration"], text_config=text))
+
+
+def test_an_unknown_architecture_is_named_with_the_known_ones() -> None:
+    with pytest.raises(UnsupportedModel, match="NobodyKnowsForCausalLM") as caught:
+        read_cache_spec(edited(LLAMA, architectures=["NobodyKnowsForCausalLM"]))
+    assert "LlamaForCausalLM" in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", ["chunked_attention", "linear_attention", "conv", "full", "", 3, None, [["x"]]])
+def test_a_kind_of_layer_that_is_not_read_is_named(kind: object) -> None:
+    types = ["full_attention"] * 23 + [kind]
+    with pytest.raises(UnsupportedModel, match="GptOssForCausalLM: layer_types has"):
+        read_cache_spec(edited(GPT_OSS_20B, layer_types=types))
+
+
+@pytest.mark.parametrize(
+    "key", ["num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings", "model_type"]
+)
+@pytest.mark.parametrize("absent", [..., None])
+def test_a_missing_key_is_named(key: str, absent: object) -> None:
+    with pytest.raises(ModelError, match=rf"config\.json does not state {key}, which LlamaForCausalLM needs"):
+        read_cache_spec(edited(LLAMA, **{key: absent}))
+
+
+def test_a_missing_text_config_is_named() -> None:
+    with pytest.raises(ModelError, match="does not state text_config"):
+        read_cache_spec(edited(GEMMA3_4B, text_config=...))
+    with pytest.raises(ModelError, match=r"text_config in config\.json is a list, not an object"):
+        read_cache_spec(edited(GEMMA3_4B, text_config=[1]))
+
+
+def test_heads_must_divide() -> None:
+    with pytest.raises(ModelError, match="32 attention heads, which 5 KV heads cannot share evenly"):
+        read_cache_spec(edited(LLAMA, num_key_value_heads=5))
+    with pytest.raises(ModelError, match="hidden_size 4097 is not a multiple"):
+        read_cache_spec(edited(LLAMA, hidden_size=4097))
+    with pytest.raises(ModelError, match="hidden_size 16 is not a multiple"):
+        read_cache_spec(edited(LLAMA, hidden_size=16))
+
+
+@pytest.mark.parametrize("length", [0, 23, 25])
+def test_layer_types_must_name_every_layer(length: int) -> None:
+    with pytest.raises(ModelError, match=rf"layer_types in config\.json has {length} entries for 24 layers"):
+        read_cache_spec(edited(GPT_OSS_20B, layer_types=["full_attention"] * length))
+
+
+@pytest.mark.parametrize("named", [..., None, [], "LlamaForCausalLM", [None], [7], ["not a name"], ["x" * 101], [[]]])
+def test_architectures_must_be_a_list_of_names(named: object) -> None:
+    with pytest.raises(ModelError, match="architecture"):
+        read_cache_spec(edited(LLAMA, architectures=named))
