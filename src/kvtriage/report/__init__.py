@@ -1,0 +1,7 @@
+"""A finished case as one HTML file: verdict first, then everything it rests on."""
+
+from __future__ import annotations
+
+from kvtriage.report.page import render_report
+
+__all__ = ["render_report"]

@@ -1,0 +1,161 @@
+"""Inter-token latency against context: the raw readings, the lines, and where they cross."""
+
+from __future__ import annotations
+
+from statistics import median, quantiles
+
+from kvtriage.records.case import TimingTrial
+from kvtriage.report.arms import style_of
+from kvtriage.report.charts.lines import Guide, PlaneSpec, Series, draw_plane
+from kvtriage.report.figures.base import Absent, Figure, Panel, Table
+from kvtriage.report.numbers import axis_number, axis_tokens, percent, rounded
+from kvtriage.report.timings import ArmTimings, break_even_vs_baseline, curve_lengths, latency_of
+from kvtriage.report.view import CaseView
+from kvtriage.stats import BreakEven, Line
+from kvtriage.units import format_tokens
+
+__all__ = ["draw_itl"]
+
+_QUESTION = "Does decoding get faster, and from which length on?"
+
+
+def draw_itl(view: CaseView) -> Figure | Absent:
+    """ITL = slope · length + intercept, one line per arm; break-even against the baseline."""
+    timings = latency_of(view)
+    if not timings:
+        return Absent(_QUESTION, "No generation was timed.")
+    lengths = curve_lengths(timings)
+    series = [_series(entry, lengths) for entry in timings]
+    spec = PlaneSpec(
+        label="Inter-token latency against context length",
+        x_title="context length, tokens",
+        y_title="ITL, ms",
+        x_text=lambda value: f"{value:,.0f}",
+        y_text=axis_number,
+    )
+    guides = _guides(view, timings, lengths[-1])
+    return Figure(
+        question=_QUESTION,
+        answer=_answer(view, timings),
+        note="A point is the median step of one generation, the stroke behind it the middle half of its steps. "
+        "Lines are least squares, ITL = slope · length + intercept. Measured on the machine named under "
+        "conditions: the lines are its own, not your server's.",
+        panels=(
+            Panel(
+                "",
+                draw_plane(series, spec, wide=False, guides=guides),
+                draw_plane(series, spec, wide=True, guides=guides),
+            ),
+        ),
+        table=Table.of(
+            (
+                "arm",
+                "slope, ns per token",
+                "± se",
+                "intercept, ms",
+                "± se",
+                "slope against BF16",
+                "break-even with BF16",
+                "generations",
+            ),
+            [_row(view, timings, entry) for entry in timings],
+        ),
+    )
+
+
+def _series(entry: ArmTimings, lengths: tuple[float, ...]) -> Series:
+    style = style_of(entry.arm)
+    curve = () if entry.itl is None else tuple((n, entry.itl.at(n) * 1e3) for n in (lengths[0], lengths[-1]))
+    return Series(
+        style.short,
+        style.css,
+        style.shape,
+        curve,
+        points=tuple((float(trial.context_len), median(trial.token_s) * 1e3) for trial in entry.trials),
+        spans=tuple(_span(trial) for trial in entry.trials),
+    )
+
+
+def _span(trial: TimingTrial) -> tuple[float, float, float]:
+    """(context, lower quartile, upper quartile) of the steps, ms."""
+    steps = sorted(trial.token_s)
+    if len(steps) < 2:
+        return (float(trial.context_len), steps[0] * 1e3, steps[0] * 1e3)
+    low, _, high = quantiles(steps, n=4, method="inclusive")
+    return (float(trial.context_len), low * 1e3, high * 1e3)
+
+
+def _guides(view: CaseView, timings: tuple[ArmTimings, ...], longest: float) -> tuple[Guide, ...]:
+    """The chosen arm's break-even, when it lies within the lengths that were timed."""
+    for entry in timings:
+        found = break_even_vs_baseline(view, timings, entry) if view.is_chosen(entry.arm) else None
+        if found is not None and found.kind == "at" and found.value is not None and found.value <= longest:
+            label = f"break-even {format_tokens(found.value)}"
+            return (Guide(found.value, label, style_of(entry.arm).css, True, found.low, found.high),)
+    return ()
+
+
+def _row(view: CaseView, timings: tuple[ArmTimings, ...], entry: ArmTimings) -> tuple[str, ...]:
+    style, line = style_of(entry.arm), entry.itl
+    if line is None:
+        return (style.short, "one length only", "", "", "", "", "", str(len(entry.trials)))
+    baseline = next((other.itl for other in timings if other.arm.role == "baseline"), None)
+    return (
+        style.short,
+        rounded(line.slope * 1e9),
+        rounded(line.slope_se * 1e9),
+        rounded(line.intercept * 1e3),
+        rounded(line.intercept_se * 1e3),
+        _slope_share(line, baseline) if entry.arm.role != "baseline" else "",
+        _describe_break_even(break_even_vs_baseline(view, timings, entry)),
+        str(len(entry.trials)),
+    )
+
+
+def _slope_share(line: Line, baseline: Line | None) -> str:
+    return "" if baseline is None or baseline.slope <= 0 else percent(line.slope / baseline.slope)
+
+
+def _describe_break_even(found: BreakEven | None) -> str:
+    """In words, for a table."""
+    if found is None:
+        return ""
+    match found.kind:
+        case "always":
+            return "faster throughout"
+        case "never":
+            return "slower throughout"
+        case "at":
+            side = "faster beyond" if found.faster_beyond else "faster below"
+            return f"{side} {format_tokens(found.value or 0)} ({_tokens(found.low)} to {_tokens(found.high)})"
+        case _:
+            return "can't tell"
+
+
+def _tokens(value: float | None) -> str:
+    return "?" if value is None else format_tokens(value)
+
+
+def _answer(view: CaseView, timings: tuple[ArmTimings, ...]) -> str:
+    entry = next((entry for entry in timings if view.is_chosen(entry.arm) and entry.arm.role != "baseline"), None)
+    entry = entry or next((entry for entry in timings if entry.arm.role == "candidate"), None)
+    if entry is None:
+        return "Only BF16 was timed."
+    short = style_of(entry.arm).short
+    found = break_even_vs_baseline(view, timings, entry)
+    limit = axis_tokens(view.plan.max_model_len)
+    if found is None:
+        return f"{short} was not timed at enough lengths for a line."
+    match found.kind:
+        case "always":
+            return f"On this machine {short} decodes faster than BF16 at every length up to {limit}."
+        case "never":
+            return f"On this machine {short} decodes more slowly than BF16 at every length up to {limit}."
+        case "at":
+            side = "beyond" if found.faster_beyond else "below"
+            return (
+                f"On this machine {short} decodes faster {side} {format_tokens(found.value or 0)} tokens "
+                f"({_tokens(found.low)} to {_tokens(found.high)})."
+            )
+        case _:
+            return f"Can't tell: the lines of {short} and BF16 lie too close for their errors on this machine."

@@ -1,0 +1,117 @@
+"""Each layer in FP8 alone: what scales could repair, and what they cannot."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from kvtriage.records.case import ProbeRow
+from kvtriage.report.arms import layer_ranges
+from kvtriage.report.charts.layer_rows import StackedBar, draw_stacked
+from kvtriage.report.figures.base import Absent, Figure, KeyEntry, Panel, Table
+from kvtriage.report.numbers import axis_number, exact, rounded
+from kvtriage.report.view import CaseView
+
+__all__ = ["draw_layers", "format_name"]
+
+_QUESTION = "Where does FP8 hurt, and is it range or mantissa?"
+_BOUND = "mantissa"
+_UNREPAIRED = ("fp8:unit", "fp8:per_tensor", "fp8:per_head")
+_NAMES = {
+    "fp8:unit": "FP8, unit scale",
+    "fp8:per_tensor": "FP8, per-tensor scales",
+    "fp8:per_head": "FP8, per-head scales",
+    "mantissa": "scale-free bound",
+}
+
+
+def format_name(word: str) -> str:
+    """A probe's storage format in words."""
+    return _NAMES.get(word, word)
+
+
+def draw_layers(view: CaseView) -> Figure | Absent:
+    """One bar per layer, split at the scale-free bound, with a tick where calibrated scales land."""
+    damage = _by_format(view.sensitivities.layer_probes)
+    plain = next((word for word in _UNREPAIRED if word in damage), None)
+    if plain is None:
+        return Absent(_QUESTION, "No layer was probed in FP8 alone.")
+    repaired = next((word for word in ("fp8:per_head", "fp8:per_tensor") if word in damage and word != plain), None)
+    bars = tuple(_bar(layer.layer_idx, damage, plain, repaired) for layer in view.spec.layers)
+    words = [word for word in (*_UNREPAIRED, _BOUND) if word in damage]
+    key = [KeyEntry("swatch-stay", "mantissa: only BF16 wins it back"), KeyEntry("swatch-range", "range: scales can")]
+    if repaired is not None:
+        key.append(KeyEntry("swatch-tick", f"with {format_name(repaired).removeprefix('FP8, ')}"))
+    key.append(KeyEntry("swatch-suspect", "suspected group"))
+    if view.spec.is_hybrid:
+        key.append(KeyEntry("swatch-full", "full attention (the rest slides)"))
+    return Figure(
+        question=_QUESTION,
+        answer=_answer(view, damage, plain),
+        note=f"Each layer alone in {format_name(plain)}, all others in BF16: mean KL over "
+        f"{len(view.sensitivities.probe_items)} probe texts, cut at the scale-free bound of the same layer.",
+        panels=(
+            Panel(
+                "KL when this layer alone is quantised",
+                draw_stacked(
+                    view.spec,
+                    view.sensitivities.suspects,
+                    bars,
+                    label="KL of each layer quantised alone",
+                    unit="KL, nats per token",
+                    tick_text=axis_number,
+                ),
+            ),
+        ),
+        table=Table.of(
+            ("layer", "kind", "suspect", *(f"KL, {format_name(word)}" for word in words)),
+            [
+                (
+                    str(layer.layer_idx),
+                    str(layer.kind),
+                    "yes" if layer.layer_idx in view.sensitivities.suspects else "",
+                    *(_shown(damage[word].get(layer.layer_idx)) for word in words),
+                )
+                for layer in view.spec.layers
+            ],
+            words=3,
+        ),
+        key=tuple(key),
+    )
+
+
+def _by_format(probes: tuple[ProbeRow, ...]) -> dict[str, dict[int, float]]:
+    """Mean KL by format and layer."""
+    damage: dict[str, dict[int, float]] = {}
+    for probe in probes:
+        if len(probe.layers) == 1 and probe.kl:
+            damage.setdefault(probe.format, {})[probe.layers[0]] = fmean(probe.kl)
+    return damage
+
+
+def _bar(layer: int, damage: dict[str, dict[int, float]], plain: str, repaired: str | None) -> StackedBar:
+    total = max(damage[plain].get(layer, 0.0), 0.0)
+    bound = damage.get(_BOUND, {}).get(layer)
+    tick = None if repaired is None else damage[repaired].get(layer)
+    said = [f"{format_name(word)} {rounded(values[layer])}" for word, values in damage.items() if layer in values]
+    return StackedBar(total if bound is None else max(bound, 0.0), total, tick, f"layer {layer}: {', '.join(said)}")
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else exact(value)
+
+
+def _answer(view: CaseView, damage: dict[str, dict[int, float]], plain: str) -> str:
+    sensitivities = view.sensitivities
+    group = layer_ranges(sensitivities.suspects)
+    several = len(sensitivities.suspects) > 1
+    if not sensitivities.suspects_proven:
+        return (
+            f"No layer stands out. The most sensitive {'are layers' if several else 'is layer'} {group}; "
+            "the last arm keeps that group in BF16 for comparison."
+        )
+    worst = max(sensitivities.suspects, key=lambda layer: damage[plain].get(layer, 0.0))
+    total = damage[plain].get(worst, 0.0)
+    return (
+        f"{'Layers' if several else 'Layer'} {group} {'stand' if several else 'stands'} out; the worst, layer {worst}, "
+        f"costs KL {rounded(total)} by itself."
+    )

@@ -1,0 +1,115 @@
+"""What every arm buys in cache, beside what it costs in quality."""
+
+from __future__ import annotations
+
+from kvtriage.kvcache.price import price_policy
+from kvtriage.records.case import ArmRecord
+from kvtriage.report.arms import style_of
+from kvtriage.report.charts.dots import DotGroup, DotRow, Threshold, draw_dots
+from kvtriage.report.figures.base import Absent, Figure, Panel, Table
+from kvtriage.report.numbers import as_set, axis_number, exact, rounded, times
+from kvtriage.report.quality import METRICS, drift_of
+from kvtriage.report.view import CaseView
+from kvtriage.stats import Interval
+from kvtriage.units import format_tokens
+
+__all__ = ["draw_tradeoff"]
+
+_QUESTION = "What does each arm buy, and what does it cost?"
+_KL = METRICS[0]
+
+
+def draw_tradeoff(view: CaseView) -> Figure | Absent:
+    """Two panels with the same rows: cache ratio at the longest bucket, and KL over all items."""
+    longest = max(view.plan.study.buckets)
+    arms = [(arm, _ratio(view, arm, longest), _drift(view, arm)) for arm in view.products]
+    scored = [(arm, ratio, kl) for arm, ratio, kl in arms if kl is not None]
+    if not scored:
+        return Absent(_QUESTION, "No quality trial of any arm is in the evidence.")
+    buys = [
+        DotRow(style_of(arm).short, style_of(arm), ratio, None, None, times(ratio), view.is_chosen(arm))
+        for arm, ratio, _ in scored
+    ]
+    costs = [
+        DotRow(
+            style_of(arm).short,
+            style_of(arm),
+            kl.mean,
+            kl.low if kl.n > 1 else None,
+            kl.high if kl.n > 1 else None,
+            rounded(kl.mean),
+            view.is_chosen(arm),
+        )
+        for arm, _, kl in scored
+    ]
+    margin = view.plan.study.rule.kl_margin
+    thresholds = (
+        Threshold(view.evidence.noise_floor_kl, "noise", "threshold-noise"),
+        Threshold(margin, f"margin {as_set(margin)}", "threshold-margin"),
+    )
+    return Figure(
+        question=_QUESTION,
+        answer=_answer(view, scored, longest),
+        note="Left: cache bytes of BF16 over the arm's, longer is better. Right: mean KL divergence from BF16 over "
+        f"all running text with its {view.plan.study.rule.confidence:.0%} interval, shorter is better.",
+        panels=(
+            Panel(
+                f"Cache against BF16, at {format_tokens(longest)} tokens",
+                draw_dots(
+                    [DotGroup("", tuple(buys))],
+                    label="Cache ratio of each arm",
+                    unit="× BF16",
+                    bars=True,
+                    tick_text=axis_number,
+                ),
+            ),
+            Panel(
+                "Drift from BF16",
+                draw_dots(
+                    [DotGroup("", tuple(costs))],
+                    label="KL divergence of each arm from BF16",
+                    unit="KL, nats per token",
+                    thresholds=thresholds,
+                    tick_text=axis_number,
+                ),
+            ),
+        ),
+        table=Table.of(
+            ("arm", "skipped layers", "cache ratio", "KL", "low", "high", "items"),
+            [
+                (
+                    arm.label,
+                    str(len(arm.skip_layers)),
+                    exact(ratio),
+                    exact(kl.mean),
+                    exact(kl.low),
+                    exact(kl.high),
+                    str(kl.n),
+                )
+                for arm, ratio, kl in scored
+            ],
+        ),
+    )
+
+
+def _ratio(view: CaseView, arm: ArmRecord, context_len: int) -> float:
+    return price_policy(view.spec, view.policy_of(arm), (context_len,)).ratio_vs_bf16
+
+
+def _drift(view: CaseView, arm: ArmRecord) -> Interval | None:
+    drift = drift_of(view, _KL, arm, None)
+    return None if drift is None else drift.interval
+
+
+def _answer(view: CaseView, scored: list[tuple[ArmRecord, float, Interval]], longest: int) -> str:
+    chosen = next((entry for entry in scored if view.is_chosen(entry[0])), None)
+    if chosen is None:
+        least = min(scored, key=lambda entry: (entry[0].role == "baseline", entry[2].mean))
+        return f"Of the FP8 arms, {style_of(least[0]).short} drifts least: KL {rounded(least[2].mean)}."
+    arm, ratio, kl = chosen
+    if arm.role == "baseline":
+        return "Staying in BF16 buys nothing and costs nothing."
+    return (
+        f"{style_of(arm).short} holds {times(ratio)} the sequences of BF16 at {format_tokens(longest)} tokens "
+        f"for a mean KL of {rounded(kl.mean)}."
+    )

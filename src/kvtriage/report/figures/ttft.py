@@ -1,0 +1,80 @@
+"""Time to first token against context, with the parabola that prefill follows."""
+
+from __future__ import annotations
+
+from kvtriage.report.arms import style_of
+from kvtriage.report.charts.lines import PlaneSpec, Series, draw_plane
+from kvtriage.report.figures.base import Absent, Figure, Panel, Table
+from kvtriage.report.numbers import axis_number, percent, rounded
+from kvtriage.report.timings import ArmTimings, curve_lengths, latency_of
+from kvtriage.report.view import CaseView
+from kvtriage.units import format_seconds, format_tokens
+
+__all__ = ["draw_ttft"]
+
+_QUESTION = "What does it do to the time to first token?"
+
+
+def draw_ttft(view: CaseView) -> Figure | Absent:
+    """TTFT = a · length² + b · length + c, one curve per arm."""
+    timings = latency_of(view)
+    if not timings:
+        return Absent(_QUESTION, "No generation was timed.")
+    lengths = curve_lengths(timings)
+    series = [_series(entry, lengths) for entry in timings]
+    spec = PlaneSpec(
+        label="Time to first token against context length",
+        x_title="context length, tokens",
+        y_title="TTFT, s",
+        x_text=lambda value: f"{value:,.0f}",
+        y_text=axis_number,
+    )
+    return Figure(
+        question=_QUESTION,
+        answer=_answer(view, timings),
+        note="Every generation is a point; the curve is least squares, TTFT = a · length² + b · length + c. "
+        "It too belongs to this machine.",
+        panels=(Panel("", draw_plane(series, spec, wide=False), draw_plane(series, spec, wide=True)),),
+        table=Table.of(
+            ("arm", "a, ns per token²", "b, µs per token", "c, ms", "fastest and slowest generation"),
+            [_row(entry) for entry in timings],
+        ),
+    )
+
+
+def _series(entry: ArmTimings, lengths: tuple[float, ...]) -> Series:
+    style = style_of(entry.arm)
+    curve = () if entry.ttft is None else tuple((n, entry.ttft.at(n)) for n in lengths)
+    points = tuple((float(trial.context_len), trial.ttft_s) for trial in entry.trials)
+    return Series(style.short, style.css, style.shape, curve, points)
+
+
+def _row(entry: ArmTimings) -> tuple[str, ...]:
+    times = [trial.ttft_s for trial in entry.trials]
+    span = f"{format_seconds(min(times))} to {format_seconds(max(times))}"
+    if entry.ttft is None:
+        return (style_of(entry.arm).short, "too few lengths", "", "", span)
+    fit = entry.ttft
+    return (style_of(entry.arm).short, rounded(fit.a * 1e9), rounded(fit.b * 1e6), rounded(fit.c * 1e3), span)
+
+
+def _answer(view: CaseView, timings: tuple[ArmTimings, ...]) -> str:
+    baseline = next((entry for entry in timings if entry.arm.role == "baseline"), None)
+    other = next((entry for entry in timings if view.is_chosen(entry.arm) and entry is not baseline), None)
+    other = other or next((entry for entry in timings if entry.arm.role == "candidate"), None)
+    if baseline is None or other is None:
+        return "Only one arm was timed."
+    longest = max(trial.context_len for trial in baseline.trials)
+    own, reference = _mean_at(other, longest), _mean_at(baseline, longest)
+    if own is None or reference is None:
+        return "The arms were timed at different lengths."
+    change = own / reference - 1
+    return (
+        f"At {format_tokens(longest)} tokens {style_of(other.arm).short} takes {format_seconds(own)} to the first "
+        f"token and BF16 {format_seconds(reference)}: {percent(abs(change))} {'more' if change > 0 else 'less'}."
+    )
+
+
+def _mean_at(entry: ArmTimings, context_len: int) -> float | None:
+    times = [trial.ttft_s for trial in entry.trials if trial.context_len == context_len]
+    return sum(times) / len(times) if times else None

@@ -1,0 +1,90 @@
+"""Numbers as people read them. Bytes, seconds and token counts come from `kvtriage.units`."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["as_set", "axis_number", "axis_tokens", "exact", "interval", "percent", "rounded", "signed", "times"]
+
+_MINUS = "\N{MINUS SIGN}"
+_SUPERSCRIPT = str.maketrans("-0123456789", "\N{SUPERSCRIPT MINUS}⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def rounded(value: float, digits: int = 3) -> str:
+    """Three significant digits: 0.01134 → '0.0113', 3.2e-7 → '3.2 × 10⁻⁷'."""
+    if math.isnan(value):
+        return "not known"
+    if math.isinf(value):
+        return f"{_MINUS}∞" if value < 0 else "∞"
+    sign = _MINUS if value < 0 else ""
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if size < 1e-4:
+        mantissa, exponent = f"{size:.{digits - 1}e}".split("e")
+        mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+        return f"{sign}{mantissa} × 10{str(int(exponent)).translate(_SUPERSCRIPT)}"
+    places = max(0, digits - 1 - math.floor(math.log10(size)))
+    return f"{sign}{size:,.{places}f}"
+
+
+def signed(value: float) -> str:
+    """As `rounded`, with a plus in front of what is above zero."""
+    return f"+{rounded(value)}" if value > 0 else rounded(value)
+
+
+def exact(value: float) -> str:
+    """Six significant digits, for tables."""
+    if not math.isfinite(value):
+        return rounded(value)
+    return f"{value:.6g}".replace("-", _MINUS)
+
+
+def as_set(value: float) -> str:
+    """A margin of the rule as it was written: 0.05 → '0.05'."""
+    return f"{value:g}".replace("-", _MINUS)
+
+
+def percent(share: float) -> str:
+    """0.0573 → '5.7 %'; tiny shares keep two digits: 0.00021 → '0.021 %'."""
+    if not math.isfinite(share):
+        return rounded(share)
+    points = abs(share) * 100
+    sign = _MINUS if share < 0 else ""
+    if points == 0:
+        return "0 %"
+    if points < 0.0001:
+        return f"{sign}<0.0001 %"
+    places = 1 if points >= 1 else 1 - math.floor(math.log10(points))
+    return f"{sign}{points:.{places}f} %"
+
+
+def interval(low: float, high: float) -> str:
+    """'0.0091 to 0.0135'."""
+    return f"{rounded(low)} to {rounded(high)}"
+
+
+def times(ratio: float) -> str:
+    """1.99225 → '1.99×'."""
+    return f"{ratio:.2f}×"
+
+
+def axis_number(value: float) -> str:
+    """A tick: no trailing zeros, thousands and millions shortened."""
+    size = abs(value)
+    sign = _MINUS if value < 0 else ""
+    if size >= 1e6:
+        return f"{sign}{size / 1e6:g}M"
+    if size >= 1e4:
+        return f"{sign}{size / 1e3:g}k"
+    if 0 < size < 1e-4:
+        return rounded(value, 1)
+    return f"{sign}{size:g}"
+
+
+def axis_tokens(value: float) -> str:
+    """A context length: 1024 → '1k', 300 → '300'."""
+    tokens = round(value)
+    if tokens >= 1024 and tokens % 1024 == 0:
+        return f"{tokens // 1024}k"
+    return f"{tokens:,}"

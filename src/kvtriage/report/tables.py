@@ -1,0 +1,272 @@
+"""The tables that stand on the page by themselves: arms and prices, the bytes held, reasons, conditions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from xml.etree.ElementTree import Element
+
+import msgspec
+
+from kvtriage.kvcache.price import price_policy
+from kvtriage.records.case import ArmRecord, Reason
+from kvtriage.report.arms import layer_ranges, style_of
+from kvtriage.report.charts.svg import canvas, group, marker
+from kvtriage.report.figures.base import Table
+from kvtriage.report.numbers import as_set, exact, percent, rounded, signed, times
+from kvtriage.report.view import CaseView
+from kvtriage.units import format_bytes, format_tokens
+
+__all__ = ["ArmRow", "Fact", "ReasonRow", "arm_rows", "conditions", "held_bytes", "reason_rows", "study_toml"]
+
+_STATUSES = {"met": ("met", "met"), "unmet": ("unmet", "not met"), "cannot_tell": ("unknown", "can't tell")}
+_CLAUSES = {
+    "kl": "KL divergence",
+    "nll": "NLL increase",
+    "top1": "top-1 changed",
+    "needle": "needle NLL",
+    "range": "range beyond the bound",
+    "capacity": "cache ratio",
+    "latency": "slow-down",
+    "backend": "backend",
+}
+
+
+@dataclass(frozen=True)
+class ArmRow:
+    """One arm of the key and the price list; `prices` holds (bytes, ratio) per bucket, or is empty."""
+
+    name: str
+    short: str
+    label: str
+    mark: Element
+    chosen: bool
+    skipped: str
+    note: str
+    prices: tuple[tuple[str, str, str], ...]
+    scale_bytes: str
+
+
+@dataclass(frozen=True)
+class ReasonRow:
+    """One clause of the rule in words; `css` and `status` say how it came out."""
+
+    clause: str
+    arm: str
+    chosen: bool
+    cell: str
+    value: str
+    interval: str
+    threshold: str
+    css: str
+    status: str
+    items: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One line of the conditions; `code` sets it in the fixed-width face."""
+
+    name: str
+    value: str
+    code: bool = False
+
+
+def arm_rows(view: CaseView) -> tuple[ArmRow, ...]:
+    """Every arm, priced where a server could hold it that way."""
+    return tuple(_arm_row(view, arm) for arm in view.evidence.arms)
+
+
+def _arm_row(view: CaseView, arm: ArmRecord) -> ArmRow:
+    style = style_of(arm)
+    probe = arm.role in ("bound", "noise")
+    sheets = [] if probe else [price_policy(view.spec, view.policy_of(arm), (n,)) for n in view.plan.study.buckets]
+    return ArmRow(
+        name=arm.name,
+        short=style.short,
+        label=arm.label,
+        mark=canvas(18, 18, style.short, [group(style.css, marker(style.shape, 9, 9, 5.5))]),
+        chosen=arm.name == view.verdict.arm,
+        skipped="" if arm.scaling == "native" else layer_ranges(arm.skip_layers),
+        note=_note(arm),
+        prices=tuple(
+            (format_bytes(sheet.policy_bytes), f"{sheet.policy_bytes:,} B", times(sheet.ratio_vs_bf16))
+            for sheet in sheets
+        ),
+        scale_bytes=f"{sheets[0].scale_bytes:,} B" if sheets and sheets[0].scale_bytes else "",
+    )
+
+
+def _note(arm: ArmRecord) -> str:
+    if arm.same_as is not None:
+        return f"equal to {arm.same_as} to the bit; not run again"
+    match arm.role:
+        case "bound":
+            return "a probe: 3-bit mantissa, unlimited exponent; holds nothing"
+        case "noise":
+            return "BF16 against itself: the noise floor"
+        case "contrast":
+            return "one attention type alone"
+        case _:
+            return ""
+
+
+def held_bytes(view: CaseView) -> tuple[str, Table] | None:
+    """Whether the caches that were really held agree with the worksheet; None when none was weighed."""
+    trials = view.capacities
+    if not trials:
+        return None
+    equal = sum(1 for trial in trials if trial.held_bytes == trial.worksheet_bytes)
+    said = f"The bytes that the engine really held equal the worksheet in {equal} of {len(trials)} caches weighed."
+    rows = [
+        (
+            trial.arm,
+            format_tokens(trial.context_len),
+            str(trial.batch),
+            f"{trial.held_bytes:,}",
+            f"{trial.worksheet_bytes:,}",
+            format_tokens(trial.capacity_tokens),
+        )
+        for trial in trials
+    ]
+    names = ("arm", "context, tokens", "batch", "bytes held", "worksheet, bytes", "tokens that fit")
+    return said, Table.of(names, rows)
+
+
+def reason_rows(view: CaseView) -> tuple[ReasonRow, ...]:
+    return tuple(_reason_row(view, reason) for reason in view.verdict.reasons)
+
+
+def _reason_row(view: CaseView, reason: Reason) -> ReasonRow:
+    arms = {arm.name: style_of(arm).short for arm in view.evidence.arms}
+    css, status = _STATUSES.get(reason.status, ("unknown", reason.status))
+    needed = f" of {reason.items_needed:,} needed" if reason.items_needed is not None else ""
+    return ReasonRow(
+        clause=_CLAUSES.get(reason.clause, reason.clause),
+        arm=arms.get(reason.arm, reason.arm),
+        chosen=reason.arm == view.verdict.arm,
+        cell=reason.cell,
+        value=_quantity(reason.clause, reason.value),
+        interval=_interval(reason),
+        threshold=_threshold(reason),
+        css=css,
+        status=status,
+        items=f"{reason.items:,}{needed}" if reason.items else "",
+        text=reason.text,
+    )
+
+
+def _interval(reason: Reason) -> str:
+    if reason.value is None or reason.low == reason.high == reason.value:
+        return ""
+    low = "unbounded" if reason.low is None else _quantity(reason.clause, reason.low)
+    high = "unbounded" if reason.high is None else _quantity(reason.clause, reason.high)
+    return "unbounded" if low == high == "unbounded" else f"{low} to {high}"
+
+
+def _threshold(reason: Reason) -> str:
+    if reason.threshold is None:
+        return ""
+    return f"{as_set(reason.threshold * 100)} %" if reason.clause in ("top1", "latency") else as_set(reason.threshold)
+
+
+def _quantity(clause: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    match clause:
+        case "top1" | "latency":
+            return percent(value)
+        case "capacity":
+            return times(value)
+        case "nll" | "needle":
+            return signed(value)
+        case _:
+            return rounded(value)
+
+
+def conditions(view: CaseView) -> tuple[tuple[str, tuple[Fact, ...]], ...]:
+    """Headed groups of facts that make the numbers what they are."""
+    plan, seen = view.plan, view.evidence.conditions
+    return (
+        (
+            "Model",
+            (
+                Fact("named as", plan.model.source),
+                Fact("folder", plan.model.path, code=True),
+                Fact("architecture", f"{plan.model.architecture} ({plan.model_type})"),
+                Fact("parameters", f"{plan.model.parameters:,}"),
+                Fact("layers", _layers(view)),
+                Fact("longest context", f"{format_tokens(plan.max_model_len)} tokens"),
+                Fact("fingerprint", plan.model.fingerprint, code=True),
+            ),
+        ),
+        (
+            "Text",
+            (
+                Fact("source", plan.data.source, code=True),
+                Fact("size", f"{plan.data.documents:,} documents, {plan.data.characters:,} characters"),
+                Fact("calibrated on", f"{view.scales.calibration_tokens:,} tokens, disjoint from the evaluation"),
+                Fact("SHA-256", plan.data.sha256, code=True),
+            ),
+        ),
+        (
+            "Engine",
+            (
+                Fact("engine", f"{seen.engine} {seen.engine_version}"),
+                Fact("device", f"{seen.device}, {seen.threads} threads"),
+                Fact("attention", seen.backend),
+                Fact("numerics", f"{seen.numerics}: {_NUMERICS.get(seen.numerics, 'as recorded')}"),
+                Fact("arithmetic", f"{seen.compute_dtype}; unquantised cache {seen.native_dtype}"),
+                Fact("cache memory", format_bytes(seen.memory_bytes)),
+                Fact("noise floor", f"KL {exact(view.evidence.noise_floor_kl)} nats per token"),
+                Fact(
+                    "peak memory",
+                    format_bytes(max(view.scales.peak_bytes, view.sensitivities.peak_bytes, view.evidence.peak_bytes)),
+                ),
+            ),
+        ),
+        ("Records", tuple(_records(view))),
+    )
+
+
+_NUMERICS = {
+    "storage": "K and V stored in FP8, arithmetic in the wider type",
+    "attention": "Q, K, V and the probabilities in FP8",
+}
+
+
+def _layers(view: CaseView) -> str:
+    first = view.spec.layers[0]
+    counts: dict[str, int] = {}
+    for layer in view.spec.layers:
+        name = "full" if layer.window_tokens is None else f"sliding {layer.window_tokens:,}"
+        counts[name] = counts.get(name, 0) + 1
+    kinds = ", ".join(f"{count} {name}" for name, count in counts.items())
+    return (
+        f"{kinds}; {first.num_attention_heads} query and {first.num_kv_heads} KV heads of {first.head_dim} in layer "
+        f"{first.layer_idx}"
+    )
+
+
+def _records(view: CaseView) -> Iterator[Fact]:
+    yield Fact("kvtriage", view.verdict.kvtriage_version)
+    yield Fact("schema", str(view.verdict.schema))
+    yield Fact("conditions", view.evidence.conditions_hash, code=True)
+    yield Fact("scales", view.evidence.conditions.scales, code=True)
+    for name, sha256 in view.verdict.inputs.items():
+        yield Fact(name, sha256, code=True)
+
+
+def study_toml(view: CaseView) -> str:
+    """The study as a study.toml that gives it again."""
+    fields = msgspec.to_builtins(view.plan.study)
+    rule = fields.pop("rule")
+    lines = [f"{name} = {_toml(value)}" for name, value in fields.items()]
+    lines += ["", "[rule]", *(f"{name} = {_toml(value)}" for name, value in rule.items())]
+    return "\n".join(lines)
+
+
+def _toml(value: object) -> str:
+    return json.dumps(value)

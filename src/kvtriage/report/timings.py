@@ -1,0 +1,59 @@
+"""Latency trials as points and fits, arm by arm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from kvtriage.records.case import ArmRecord, TimingTrial
+from kvtriage.report.view import CaseView
+from kvtriage.stats import BreakEven, Line, Parabola, break_even, fit_itl, fit_ttft
+
+__all__ = ["ArmTimings", "break_even_vs_baseline", "curve_lengths", "latency_of"]
+
+
+@dataclass(frozen=True)
+class ArmTimings:
+    """One arm's single-sequence generations; a fit is None where too few lengths were timed."""
+
+    arm: ArmRecord
+    trials: tuple[TimingTrial, ...]
+    itl: Line | None
+    ttft: Parabola | None
+
+
+def latency_of(view: CaseView) -> tuple[ArmTimings, ...]:
+    """Arms that were timed alone, the baseline first as the evidence has it."""
+    return tuple(
+        ArmTimings(arm, trials, _fit_itl(trials), _fit_ttft(trials))
+        for arm in view.evidence.arms
+        if arm.same_as is None
+        if (trials := tuple(t for t in view.timings if t.arm == arm.name and t.phase == "latency" and t.token_s))
+    )
+
+
+def break_even_vs_baseline(view: CaseView, timings: tuple[ArmTimings, ...], arm: ArmTimings) -> BreakEven | None:
+    """Where the arm begins to decode faster than the baseline, up to the model's limit; None without both fits."""
+    baseline = next((entry.itl for entry in timings if entry.arm.role == "baseline"), None)
+    if baseline is None or arm.itl is None or arm.arm.role == "baseline":
+        return None
+    return break_even(baseline, arm.itl, view.plan.study.rule.confidence, view.plan.max_model_len)
+
+
+def curve_lengths(timings: tuple[ArmTimings, ...], steps: int = 32) -> tuple[float, ...]:
+    """Context lengths to draw a fit at, from the shortest to the longest that was timed."""
+    lengths = [trial.context_len for entry in timings for trial in entry.trials]
+    low, high = min(lengths), max(lengths)
+    return tuple(low + (high - low) * step / steps for step in range(steps + 1))
+
+
+def _fit_itl(trials: tuple[TimingTrial, ...]) -> Line | None:
+    if len({trial.context_len for trial in trials}) < 2:
+        return None
+    return fit_itl([trial.context_len for trial in trials], [median(trial.token_s) for trial in trials])
+
+
+def _fit_ttft(trials: tuple[TimingTrial, ...]) -> Parabola | None:
+    if len({trial.context_len for trial in trials}) < 3:
+        return None
+    return fit_ttft([trial.context_len for trial in trials], [trial.ttft_s for trial in trials])

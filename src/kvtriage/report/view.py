@@ -1,0 +1,123 @@
+"""One finished case, as the report looks at it. The records stay as they are; this only finds things in them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+
+from kvtriage.kvcache.policy import CachePolicy
+from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
+from kvtriage.records.case import (
+    ArmRecord,
+    CapacityTrial,
+    Evidence,
+    Plan,
+    ScaleRecord,
+    ScoreTrial,
+    Sensitivities,
+    TimingTrial,
+    Trial,
+    Verdict,
+)
+
+__all__ = ["CaseView", "cache_spec"]
+
+
+@dataclass(frozen=True)
+class CaseView:
+    """The six records of a case."""
+
+    plan: Plan
+    scales: ScaleRecord
+    sensitivities: Sensitivities
+    evidence: Evidence
+    trials: tuple[Trial, ...]
+    verdict: Verdict
+
+    @cached_property
+    def spec(self) -> CacheSpec:
+        return cache_spec(self.plan)
+
+    @cached_property
+    def products(self) -> tuple[ArmRecord, ...]:
+        """Arms that a server could run: the baseline, then the candidates. Twins of another arm are left out."""
+        return tuple(arm for arm in self.evidence.arms if arm.role in ("baseline", "candidate") and arm.same_as is None)
+
+    @cached_property
+    def measured(self) -> tuple[ArmRecord, ...]:
+        """Arms with drift to show: everything but the baseline, its repetition and twins of another arm."""
+        return tuple(arm for arm in self.evidence.arms if arm.role not in ("baseline", "noise") and arm.same_as is None)
+
+    @cached_property
+    def baseline(self) -> ArmRecord | None:
+        return next((arm for arm in self.evidence.arms if arm.role == "baseline"), None)
+
+    @cached_property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of the quality tasks that were run, in order of appearance."""
+        return tuple(dict.fromkeys(trial.task for trial in self.scores))
+
+    @cached_property
+    def scores(self) -> tuple[ScoreTrial, ...]:
+        return tuple(trial for trial in self.trials if isinstance(trial, ScoreTrial))
+
+    @cached_property
+    def timings(self) -> tuple[TimingTrial, ...]:
+        return tuple(trial for trial in self.trials if isinstance(trial, TimingTrial))
+
+    @cached_property
+    def capacities(self) -> tuple[CapacityTrial, ...]:
+        return tuple(trial for trial in self.trials if isinstance(trial, CapacityTrial))
+
+    def scores_of(self, name: str) -> tuple[ScoreTrial, ...]:
+        """Score trials that lie under this arm's own name."""
+        return self._scores_by_arm.get(name, ())
+
+    @cached_property
+    def _scores_by_arm(self) -> dict[str, tuple[ScoreTrial, ...]]:
+        found: dict[str, list[ScoreTrial]] = defaultdict(list)
+        for trial in self.scores:
+            found[trial.arm].append(trial)
+        return {name: tuple(trials) for name, trials in found.items()}
+
+    def runner(self, arm: ArmRecord) -> str:
+        """Name under which the arm's trials lie: its own, or at the end of its `same_as`."""
+        twins = {other.name: other.same_as for other in self.evidence.arms}
+        name = arm.name
+        for _ in twins:
+            name = twins.get(name) or name
+        return name
+
+    def policy_of(self, arm: ArmRecord) -> CachePolicy:
+        return CachePolicy.decode(arm.policy)
+
+    def is_chosen(self, arm: ArmRecord) -> bool:
+        """The verdict's arm, or the arm whose trials served for it."""
+        return arm.name in self._chosen_names
+
+    @cached_property
+    def _chosen_names(self) -> frozenset[str]:
+        chosen = next((arm for arm in self.evidence.arms if arm.name == self.verdict.arm), None)
+        return frozenset() if chosen is None else frozenset({chosen.name, self.runner(chosen)})
+
+
+def cache_spec(plan: Plan) -> CacheSpec:
+    """The geometry that the plan recorded."""
+    return CacheSpec(
+        model_type=plan.model_type,
+        layers=tuple(
+            LayerSpec(
+                layer_idx=layer.layer_idx,
+                kind=LayerKind(layer.kind),
+                num_attention_heads=layer.num_attention_heads,
+                num_kv_heads=layer.num_kv_heads,
+                head_dim=layer.head_dim,
+                head_dim_v=layer.head_dim_v,
+                window_tokens=layer.window_tokens,
+            )
+            for layer in plan.layers
+        ),
+        max_model_len=plan.max_model_len,
+        assumed=plan.assumed,
+    )
