@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,3 +127,12 @@ def test_the_text_speaks_of_itself_alone() -> None:
         if word in path.read_text(errors="replace")
     ]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_links_between_pages_lead_somewhere(path: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text())
+    missing = [target for target in targets if not (path.parent / target).exists()]
+    assert missing == []
