@@ -1,0 +1,284 @@
+"""The overlay: a model folder with KV-cache scales, made of links and a few kilobytes.
+
+    every file of the base        hard-linked, or symlinked across file systems; never rewritten
+    model-kv-scales.safetensors   float32, `<prefix>.{q,k,v}_scale` of each attention layer
+    model.safetensors.index.json  every tensor of the base, and every scale
+    config.json                   the base's, with `quantization_config.kv_cache_scheme`
+    kvtriage_overlay.json         what it was made from; also how we know the folder is ours
+
+That is the form vLLM's compressed-tensors loader takes (vLLM 0.32). It is silent about what is
+missing: an absent layer or q_scale loads as 1.0 and a single value is spread over all heads,
+so the overlay is complete or it is not written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from kvtriage.checkpoints.attention_names import attention_stacks, scale_stacks, text_stack
+from kvtriage.checkpoints.bf16 import widen
+from kvtriage.checkpoints.json_file import encode_object, read_object
+from kvtriage.checkpoints.links import followed, link_file
+from kvtriage.checkpoints.model_folder import INDEX_NAME, ModelFolder
+from kvtriage.checkpoints.safetensors_file import ITEM_BYTES, RawTensor, read_header, read_raw, write_shard
+from kvtriage.errors import BadInput, EngineError, ModelError, StorageError
+from kvtriage.files import new_folder, write_atomic
+from kvtriage.fp8.scales import LayerScales, ScaleSet
+from kvtriage.kvcache.policy import Scaling
+from kvtriage.units import MIB
+
+__all__ = ["OVERLAY_NAME", "SCALES_NAME", "read_scales", "write_overlay"]
+
+SCALES_NAME = "model-kv-scales.safetensors"
+OVERLAY_NAME = "kvtriage_overlay.json"
+
+_STRATEGIES = {Scaling.PER_HEAD: "attn_head", Scaling.PER_TENSOR: "tensor"}
+_TENSORS = ("q", "k", "v")
+_LIMIT = 256 * MIB
+_REWRITE = "write the overlay again with `kvtriage calibrate`"
+_SHAPES = "k and v scales are [num_kv_heads] and q scales [num_heads] for attn_head, [1] each for tensor"
+
+
+def write_overlay(model: ModelFolder, scales: ScaleSet, out: Path) -> None:
+    """Make `out` an overlay of `model` that carries `scales`, whole or not at all.
+
+    `out` may not exist yet, or be an overlay of ours with nothing else in it: then it is
+    replaced. What was written is read back and compared bit for bit. Raises ModelError,
+    BadInput, StorageError.
+    """
+    strategy = _strategy(scales.scaling)
+    _refuse_foreign(out)
+    config = _with_scheme(model, strategy)
+    tensors = _scale_tensors(model, scales)
+    with _replacing(out) as scratch:
+        names = _link_base(model, scratch)
+        write_shard(scratch / SCALES_NAME, tensors, {"format": "pt"})
+        write_atomic(scratch / "config.json", encode_object(config))
+        write_atomic(scratch / INDEX_NAME, encode_object(_index(model, tensors)))
+        names |= {SCALES_NAME, "config.json", INDEX_NAME, OVERLAY_NAME}
+        record = {"base": str(model.path), "base_fingerprint": model.fingerprint, "files": sorted(names)}
+        write_atomic(scratch / OVERLAY_NAME, encode_object(record))
+        _verify(model, scratch, scales)
+
+
+def read_scales(folder: Path) -> ScaleSet:
+    """The scales in a checkpoint folder, in any of the shapes [n], [n, 1, 1], [1] or scalar.
+
+    Raises ModelError, naming the layer and tensor that is missing, of another length than the
+    others, or not positive and finite.
+    """
+    config, _ = read_object(followed(folder, "config.json"), _LIMIT, _REWRITE)
+    scaling = _declared_scaling(folder, config)
+    index, _ = read_object(followed(folder, INDEX_NAME), _LIMIT, _REWRITE)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or SCALES_NAME not in weight_map.values():
+        raise ModelError(f"{folder / INDEX_NAME} does not name {SCALES_NAME}", hint=_REWRITE)
+    scales_file = followed(folder, SCALES_NAME)
+    header = read_header(scales_file)
+    roots = scale_stacks(header.tensors)
+    if len(roots) != 1:
+        raise ModelError(f"{scales_file} does not hold the scales of one stack of layers", hint=_REWRITE)
+    stack = attention_stacks(weight_map).get(next(iter(roots)), {})
+    layers = []
+    for layer_idx, prefix in stack.items():
+        values = {}
+        for tensor in _TENSORS:
+            name = f"{prefix}.{tensor}_scale"
+            if name not in header.tensors:
+                raise ModelError(
+                    f"{folder} has no {tensor}_scale for layer {layer_idx}, which vLLM would silently take as 1.0",
+                    hint=_REWRITE,
+                )
+            values[tensor] = _decode(read_raw(scales_file, header, name), scales_file, name)
+        layers.append(LayerScales(layer_idx, values["q"], values["k"], values["v"]))
+    _check_lengths(folder, scaling, layers)
+    try:
+        return ScaleSet(scaling, tuple(layers))
+    except EngineError as error:
+        raise ModelError(f"{scales_file}: {error.message}", hint=_REWRITE) from error
+
+
+# --- what is written --------------------------------------------------------------------
+
+
+def _strategy(scaling: Scaling) -> str:
+    if scaling not in _STRATEGIES:
+        raise BadInput(
+            "unit scales are never written into a checkpoint",
+            hint="serve the original model with --kv-cache-dtype fp8: that is unit scaling",
+        )
+    return _STRATEGIES[scaling]
+
+
+def _with_scheme(model: ModelFolder, strategy: str) -> dict[str, object]:
+    scheme = {"num_bits": 8, "type": "float", "strategy": strategy, "dynamic": False, "symmetric": True}
+    if model.already_fp8 is not None:
+        raise ModelError(
+            f"{model.path} already declares a KV-cache scheme ({model.already_fp8})",
+            hint="give the checkpoint that it was made from",
+        )
+    existing = model.config.get("quantization_config", {"quant_method": "compressed-tensors"})
+    if not isinstance(existing, dict) or existing.get("quant_method") != "compressed-tensors":
+        raise ModelError(
+            f"{model.path} is quantized by another method than compressed-tensors, which alone carries KV scales",
+            hint="give the BF16 checkpoint, or one quantized with compressed-tensors",
+        )
+    quantization = {"config_groups": {}, **existing, "kv_cache_scheme": scheme}
+    return model.config | {"quantization_config": quantization}
+
+
+def _scale_tensors(model: ModelFolder, scales: ScaleSet) -> dict[str, RawTensor]:
+    prefixes = text_stack(model.weight_map, 1 + max(layer.layer_idx for layer in scales.layers))
+    given = {layer.layer_idx: layer for layer in scales.layers}
+    unmatched = sorted(given.keys() ^ prefixes.keys())
+    if unmatched:
+        found, missing = ("the weights", "scales") if unmatched[0] in prefixes else ("the scales", "weights")
+        raise ModelError(
+            f"layer {unmatched[0]} is in {found} and has no {missing}",
+            hint="scales belong to the model they were calibrated on; calibrate this one",
+        )
+    tensors = {}
+    for layer_idx, prefix in prefixes.items():
+        layer = given[layer_idx]
+        for tensor, values in (("q", layer.q), ("k", layer.k), ("v", layer.v)):
+            name = f"{prefix}.{tensor}_scale"
+            if name in model.weight_map:
+                raise ModelError(
+                    f"{model.path} already holds {name!r}", hint="give the checkpoint that it was made from"
+                )
+            tensors[name] = _encode(values, scales.scaling)
+    return tensors
+
+
+def _encode(values: tuple[float, ...], scaling: Scaling) -> RawTensor:
+    data = np.asarray(values, dtype="<f4")
+    shape = (len(values), 1, 1) if scaling is Scaling.PER_HEAD else (len(values),)
+    return RawTensor("F32", shape, data.view(np.uint8))
+
+
+def _index(model: ModelFolder, tensors: Mapping[str, RawTensor]) -> dict[str, object]:
+    total = sum(tensor.data.nbytes for tensor in tensors.values())
+    shards = set(model.weight_map.values())
+    headers = {shard: read_header(followed(model.path, shard)) for shard in shards}
+    for name, shard in model.weight_map.items():
+        entry = headers[shard].tensors[name]
+        total += entry.elements * ITEM_BYTES[entry.dtype]
+    weight_map = dict(sorted((model.weight_map | dict.fromkeys(tensors, SCALES_NAME)).items()))
+    return {"metadata": {"total_size": total}, "weight_map": weight_map}
+
+
+def _link_base(model: ModelFolder, scratch: Path) -> set[str]:
+    """Link every file of the base but those that are replaced; hidden files and folders stay."""
+    replaced = {"config.json", INDEX_NAME, SCALES_NAME, OVERLAY_NAME}
+    names = set()
+    for entry in sorted(os.listdir(model.path)):
+        if entry.startswith(".") or entry in replaced or not followed(model.path, entry).is_file():
+            continue
+        link_file(model.path / entry, scratch / entry)
+        names.add(entry)
+    return names
+
+
+def _verify(model: ModelFolder, folder: Path, scales: ScaleSet) -> None:
+    expected = sorted((layer.layer_idx, *map(_bits, (layer.q, layer.k, layer.v))) for layer in scales.layers)
+    found = sorted((layer.layer_idx, *map(_bits, (layer.q, layer.k, layer.v))) for layer in read_scales(folder).layers)
+    shards = set(model.weight_map.values())
+    if found != expected or any(not (folder / shard).samefile(model.path / shard) for shard in shards):
+        raise StorageError(
+            f"the overlay for {model.path} did not read back as it was written",
+            hint="the disk is not to be trusted; choose another folder",
+        )
+
+
+def _bits(values: tuple[float, ...]) -> bytes:
+    return np.asarray(values, dtype="<f4").tobytes()
+
+
+# --- where it goes ----------------------------------------------------------------------
+
+
+def _refuse_foreign(out: Path) -> None:
+    if not os.path.lexists(out):
+        return
+    if out.is_dir() and not out.is_symlink() and (out / OVERLAY_NAME).is_file():
+        record, _ = read_object(out / OVERLAY_NAME, _LIMIT, "choose another folder")
+        match record:
+            case {"files": list(files)} if sorted(os.listdir(out)) == files:
+                return
+            case _:
+                pass
+    raise BadInput(
+        f"{out} already exists and is not an overlay that kvtriage wrote",
+        hint="choose another folder, or remove it; only an overlay with nothing added is replaced",
+    )
+
+
+@contextlib.contextmanager
+def _replacing(out: Path) -> Iterator[Path]:
+    """`new_folder(out)`, where an overlay already there is moved aside, and back on failure."""
+    aside: Path | None = None
+    try:
+        with new_folder(out) as scratch:
+            yield scratch
+            if out.exists():
+                aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+                os.replace(out, aside / out.name)
+    except BaseException:
+        if aside is not None:
+            os.replace(aside / out.name, out)
+            aside.rmdir()
+        raise
+    if aside is not None:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+# --- what is read -----------------------------------------------------------------------
+
+
+def _declared_scaling(folder: Path, config: Mapping[str, object]) -> Scaling:
+    match config.get("quantization_config"):
+        case {"kv_cache_scheme": {"strategy": "attn_head"}}:
+            return Scaling.PER_HEAD
+        case {"kv_cache_scheme": {"strategy": "tensor"}}:
+            return Scaling.PER_TENSOR
+        case _:
+            raise ModelError(
+                f"{folder / 'config.json'} declares no kv_cache_scheme of strategy attn_head or tensor", hint=_REWRITE
+            )
+
+
+def _decode(tensor: RawTensor, file: Path, name: str) -> tuple[float, ...]:
+    match tensor.shape:
+        case () | (_,) | (_, 1, 1):
+            pass
+        case shape:
+            raise ModelError(f"{name!r} in {file} has shape {list(shape)}", hint=_SHAPES)
+    match tensor.dtype:
+        case "F32":
+            values = tensor.data.view("<f4")
+        case "F16":
+            values = tensor.data.view("<f2").astype(np.float32)
+        case "BF16":
+            values = widen(tensor.data.view("<u2"))
+        case dtype:
+            raise ModelError(f"{name!r} in {file} is stored as {dtype}", hint="scales are F32, F16 or BF16")
+    return tuple(map(float, values))
+
+
+def _check_lengths(folder: Path, scaling: Scaling, layers: list[LayerScales]) -> None:
+    for layer in layers:
+        n_q, n_k, n_v = len(layer.q), len(layer.k), len(layer.v)
+        fits = n_q == n_k == n_v == 1 if scaling is Scaling.PER_TENSOR else 0 < n_k == n_v and n_q % n_k == 0
+        if not fits:
+            raise ModelError(
+                f"layer {layer.layer_idx} of {folder} has {n_q} q, {n_k} k and {n_v} v scales, "
+                f"which is not what strategy {_STRATEGIES[scaling]} means",
+                hint=_SHAPES,
+            )

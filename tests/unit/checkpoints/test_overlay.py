@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from kvtriage.checkpoints import overlay
+from kvtriage.checkpoints.fault_edits import float_tensor
+from kvtriage.checkpoints.model_folder import ModelFolder, load_model_folder
+from kvtriage.checkpoints.overlay import OVERLAY_NAME, SCALES_NAME, read_scales, write_overlay
+from kvtriage.checkpoints.safetensors_file import RawTensor, read_header, read_raw, write_shard
+from kvtriage.errors import BadInput, ModelError, StorageError
+from kvtriage.fp8.scales import LayerScales, ScaleSet
+from kvtriage.kvcache.policy import Scaling
+
+FolderMaker = Callable[..., Path]
+
+
+def scale_set(scaling: Scaling, num_layers: int = 3, factor: float = 1.0) -> ScaleSet:
+    """Scales that are all different; 4 query and 2 KV heads when per head."""
+    n_q, n_kv = (4, 2) if scaling is Scaling.PER_HEAD else (1, 1)
+
+    def values(start: int, count: int) -> tuple[float, ...]:
+        return tuple(float(np.float32(factor / (start + i + 1) / 3)) for i in range(count))
+
+    return ScaleSet(
+        scaling,
+        tuple(
+            LayerScales(i, values(100 * i, n_q), values(100 * i + 20, n_kv), values(100 * i + 40, n_kv))
+            for i in range(num_layers)
+        ),
+    )
+
+
+def load(path: Path) -> ModelFolder:
+    return load_model_folder(path, trust_remote_code=False)
+
+
+PER_HEAD, PER_TENSOR = scale_set(Scaling.PER_HEAD), scale_set(Scaling.PER_TENSOR)
+
+
+@pytest.mark.parametrize("scales", [PER_HEAD, PER_TENSOR], ids=["per_head", "per_tensor"])
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("root", ["model.", "language_model.model.", "model.language_model."])
+def test_round_trip(make_folder: FolderMaker, tmp_path: Path, root: str, shards: int, scales: ScaleSet) -> None:
+    vision = {
+        f"vision_tower.vision_model.encoder.layers.{i}.self_attn.k_proj.weight": float_tensor(np.ones((2, 2)), "BF16")
+        for i in range(3)
+    }
+    model = load(make_folder(root=root, shards=shards, extra=vision))
+    out = tmp_path / "overlay"
+    write_overlay(model, scales, out)
+
+    assert read_scales(out) == scales
+    for shard in set(model.weight_map.values()):
+        assert (out / shard).samefile(model.path / shard)
+    loaded = load(out)
+    assert loaded.weight_map.items() >= model.weight_map.items()
+    assert loaded.already_fp8 is not None
+    assert {name for name in loaded.weight_map if name not in model.weight_map} == {
+        f"{root}layers.{i}.self_attn.{tensor}_scale" for i in range(3) for tensor in "qkv"
+    }
+
+
+def test_the_form_that_vllm_reads(make_folder: FolderMaker, tmp_path: Path) -> None:
+    model = load(make_folder())
+    write_overlay(model, PER_HEAD, tmp_path / "overlay")
+    with safe_open(tmp_path / "overlay" / SCALES_NAME, framework="numpy") as file:
+        assert file.metadata() == {"format": "pt"}
+        q, k = (file.get_tensor(f"model.layers.2.self_attn.{tensor}_scale") for tensor in "qk")
+    assert (q.shape, k.shape, q.dtype) == ((4, 1, 1), (2, 1, 1), np.float32)
+    config = json.loads((tmp_path / "overlay" / "config.json").read_text())
+    assert config["quantization_config"] == {
+        "quant_method": "compressed-tensors",
+        "config_groups": {},
+        "kv_cache_scheme": {
+            "num_bits": 8,
+            "type": "float",
+            "strategy": "attn_head",
+            "dynamic": False,
+            "symmetric": True,
+        },
+    }
+    del config["quantization_config"]
+    assert config == model.config
+    index = json.loads((tmp_path / "overlay" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 2 * model.parameters + 3 * 4 * (4 + 2 + 2)
+    assert index["weight_map"]["model.embed_tokens.weight"] == "model.safetensors"
+
+    write_overlay(model, PER_TENSOR, tmp_path / "tensor")
+    with safe_open(tmp_path / "tensor" / SCALES_NAME, framework="numpy") as file:
+        assert file.get_tensor("model.layers.0.self_attn.v_scale").shape == (1,)
+
+
+def test_symlinks_where_hard_links_do_not_reach(
+    make_folder: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    model = load(make_folder())
+    monkeypatch.setattr(os, "link", refuse)
+    write_overlay(model, PER_HEAD, tmp_path / "overlay")
+    assert (tmp_path / "overlay" / "model.safetensors").is_symlink()
+    assert load(tmp_path / "overlay").parameters == model.parameters + 3 * 8
+
+
+def test_our_own_overlay_is_replaced_and_nothing_else(make_folder: FolderMaker, tmp_path: Path) -> None:
+    model, out = load(make_folder()), tmp_path / "overlay"
+    write_overlay(model, PER_HEAD, out)
+    again = scale_set(Scaling.PER_HEAD, factor=2.0)
+    write_overlay(model, again, out)
+    assert read_scales(out) == again
+    assert load(model.path).fingerprint == model.fingerprint
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(BadInput, match="not an overlay that kvtriage wrote"):
+        write_overlay(model, PER_HEAD, out)
+    assert (out / "notes.txt").read_text() == "mine"
+    (tmp_path / "other").mkdir()
+    with pytest.raises(BadInput, match="not an overlay that kvtriage wrote"):
+        write_overlay(model, PER_HEAD, tmp_path / "other")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "other", "overlay"]
+
+
+def test_a_failed_replacement_leaves_the_old_one(
+    make_folder: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, out = load(make_folder()), tmp_path / "overlay"
+    write_overlay(model, PER_HEAD, out)
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(overlay, "write_shard", full)
+    with pytest.raises(StorageError, match="No space left"):
+        write_overlay(model, scale_set(Scaling.PER_HEAD, factor=2.0), out)
+    assert read_scales(out) == PER_HEAD
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "overlay"]
+
+
+def test_what_does_not_read_back_is_not_kept(
+    make_folder: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flipped(path: Path, tensors: dict[str, RawTensor], metadata: dict[str, str]) -> None:
+        name = min(tensors)
+        data = tensors[name].data.copy()
+        data[0] ^= 1
+        write_shard(path, tensors | {name: RawTensor("F32", tensors[name].shape, data)}, metadata)
+
+    model = load(make_folder())
+    monkeypatch.setattr(overlay, "write_shard", flipped)
+    with pytest.raises(StorageError, match="did not read back"):
+        write_overlay(model, PER_HEAD, tmp_path / "overlay")
+    assert not (tmp_path / "overlay").exists()
+
+
+def test_unit_scales_are_never_written(make_folder: FolderMaker, tmp_path: Path) -> None:
+    unit = ScaleSet(Scaling.UNIT, PER_TENSOR.layers)
+    with pytest.raises(BadInput, match="unit scales"):
+        write_overlay(load(make_folder()), unit, tmp_path / "overlay")
+    assert not (tmp_path / "overlay").exists()
+
+
+def test_compressed_tensors_weights_are_merged(make_folder: FolderMaker, tmp_path: Path) -> None:
+    groups = {"group_0": {"targets": ["Linear"]}}
+    config = {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups, "format": "dense"}}
+    write_overlay(load(make_folder(config=config)), PER_HEAD, tmp_path / "overlay")
+    merged = json.loads((tmp_path / "overlay" / "config.json").read_text())["quantization_config"]
+    assert merged["config_groups"] == groups
+    assert merged["format"] == "dense"
+    assert merged["kv_cache_scheme"]["strategy"] == "attn_head"
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        ({"quant_method": "awq"}, "another method"),
+        ("awq", "another method"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8}}, "already declares"),
+    ],
+)
+def test_other_quantization_is_refused(
+    make_folder: FolderMaker, tmp_path: Path, quantization: object, message: str
+) -> None:
+    model = load(make_folder(config={"quantization_config": quantization}))
+    with pytest.raises(ModelError, match=message):
+        write_overlay(model, PER_HEAD, tmp_path / "overlay")
+    assert not (tmp_path / "overlay").exists()
+
+
+def test_scales_of_another_model_are_refused(make_folder: FolderMaker, tmp_path: Path) -> None:
+    model = load(make_folder())
+    with pytest.raises(ModelError, match="no self_attn projection of layer 3"):
+        write_overlay(model, scale_set(Scaling.PER_HEAD, 4), tmp_path / "overlay")
+    with pytest.raises(ModelError, match="no self_attn projection of layer 1 "):
+        write_overlay(model, scale_set(Scaling.PER_HEAD, 2), tmp_path / "overlay")
+    gap = ScaleSet(Scaling.PER_HEAD, (PER_HEAD.layers[0], PER_HEAD.layers[2]))
+    with pytest.raises(ModelError, match="layer 1 is in the weights and has no scales"):
+        write_overlay(model, gap, tmp_path / "overlay")
+    twice = {f"draft.layers.{i}.self_attn.k_proj.weight": float_tensor([1.0], "BF16") for i in range(3)}
+    with pytest.raises(ModelError, match="more than one stack"):
+        write_overlay(load(make_folder("two", extra=twice)), PER_HEAD, tmp_path / "overlay")
+
+
+# --- reading ----------------------------------------------------------------------------
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, RawTensor]], None]) -> None:
+    """Apply `change` to the scales of an overlay, on disk."""
+    file = folder / SCALES_NAME
+    header = read_header(file)
+    tensors = {name: read_raw(file, header, name) for name in header.tensors}
+    copies = {name: RawTensor(t.dtype, t.shape, np.array(t.data)) for name, t in tensors.items()}
+    change(copies)
+    file.unlink()
+    write_shard(file, copies, {"format": "pt"})
+
+
+K1 = "model.layers.1.self_attn.k_scale"
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_every_shape_and_dtype_of_a_per_tensor_scale(
+    make_folder: FolderMaker, tmp_path: Path, shape: tuple[int, ...], dtype: str
+) -> None:
+    write_overlay(load(make_folder()), PER_TENSOR, tmp_path / "overlay")
+    bits = {"F32": float_tensor([0.375], "F32"), "BF16": float_tensor([0.375], "BF16")}
+    half = RawTensor("F16", (1,), np.array([0.375], "<f2").view(np.uint8))
+    data = bits.get(dtype, half).data
+    rewrite(tmp_path / "overlay", lambda tensors: tensors.update({K1: RawTensor(dtype, shape, data)}))
+    assert read_scales(tmp_path / "overlay").layers[1].k == (0.375,)
+
+
+def test_flat_per_head_scales(make_folder: FolderMaker, tmp_path: Path) -> None:
+    write_overlay(load(make_folder()), PER_HEAD, tmp_path / "overlay")
+    rewrite(tmp_path / "overlay", lambda tensors: tensors.update({K1: RawTensor("F32", (2,), tensors[K1].data)}))
+    assert read_scales(tmp_path / "overlay") == PER_HEAD
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (None, "no k_scale for layer 1"),
+        (float_tensor([[0.5, 0.5]], "F32"), r"shape \[1, 2\]"),
+        (float_tensor([0.5], "F32"), "4 q, 1 k and 2 v scales"),
+        (float_tensor([0.5, 0.0], "F32"), "k_scale of layer 1, head 1 came out as 0.0"),
+        (float_tensor([0.5, -1.0], "F32"), "came out as -1.0"),
+        (float_tensor([0.5, np.nan], "F32"), "came out as nan"),
+        (float_tensor([0.5, np.inf], "F32"), "came out as inf"),
+        (RawTensor("I32", (2,), np.zeros(8, np.uint8)), "stored as I32"),
+    ],
+)
+def test_broken_scales_are_named(
+    make_folder: FolderMaker, tmp_path: Path, tensor: RawTensor | None, message: str
+) -> None:
+    write_overlay(load(make_folder()), PER_HEAD, tmp_path / "overlay")
+
+    def change(tensors: dict[str, RawTensor]) -> None:
+        del tensors[K1]
+        if tensor is not None:
+            tensors[K1] = tensor
+
+    rewrite(tmp_path / "overlay", change)
+    with pytest.raises(ModelError, match=message):
+        read_scales(tmp_path / "overlay")
+
+
+def test_a_whole_layer_without_scales_is_named(make_folder: FolderMaker, tmp_path: Path) -> None:
+    write_overlay(load(make_folder()), PER_HEAD, tmp_path / "overlay")
+
+    def drop_last(tensors: dict[str, RawTensor]) -> None:
+        for tensor in "qkv":
+            del tensors[f"model.layers.2.self_attn.{tensor}_scale"]
+
+    rewrite(tmp_path / "overlay", drop_last)
+    with pytest.raises(ModelError, match="no q_scale for layer 2"):
+        read_scales(tmp_path / "overlay")
+
+
+def test_a_folder_without_scales_is_not_an_overlay(make_folder: FolderMaker, tmp_path: Path) -> None:
+    folder = make_folder(shards=2)
+    with pytest.raises(ModelError, match="declares no kv_cache_scheme"):
+        read_scales(folder)
+    write_overlay(load(folder), PER_HEAD, tmp_path / "overlay")
+    index = tmp_path / "overlay" / "model.safetensors.index.json"
+    index.unlink()
+    index.write_text('{"weight_map": {}}')
+    with pytest.raises(ModelError, match="does not name"):
+        read_scales(tmp_path / "overlay")
+    assert (tmp_path / "overlay" / OVERLAY_NAME).is_file()
