@@ -93,8 +93,13 @@ def kvtriage() -> None:
 def main(args: Sequence[str] | None = None, wiring: Callable[[], Wiring] | None = None) -> int:
     """Run the command line; returns the exit code. `wiring` puts another engine in place of the embedded one."""
     try:
-        code = kvtriage.main(args=args, prog_name="kvtriage", standalone_mode=False, obj=wiring)
+        # Not Command.main: it ends the process by itself when a pipe breaks.
+        words = sys.argv[1:] if args is None else list(args)
+        with kvtriage.make_context("kvtriage", words, obj=wiring) as ctx:
+            code = kvtriage.invoke(ctx)
         sys.stdout.flush()
+    except click.exceptions.Exit as done:
+        return done.exit_code
     except KvtriageError as error:
         return _fail(error)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -127,12 +132,12 @@ def _fail(error: KvtriageError) -> int:
 
 def _fail_unexpectedly(error: Exception) -> int:
     reason = str(error).strip().splitlines()
-    return _fail(
-        KvtriageError(
-            f"kvtriage itself failed: {type(error).__name__}" + (f": {reason[0]}" if reason else ""),
-            hint="run it again with KVTRIAGE_TRACEBACK=1 and report what it prints",
-        )
+    failure = KvtriageError(
+        f"kvtriage itself failed: {type(error).__name__}" + (f": {reason[0]}" if reason else ""),
+        hint="run it again with KVTRIAGE_TRACEBACK=1 and report what it prints",
     )
+    failure.__cause__ = error
+    return _fail(failure)
 
 
 def _usage(error: click.UsageError) -> _Usage:

@@ -1,0 +1,336 @@
+"""The wiring: which stage gets which value, and where its record goes. The only place that knows.
+
+Every step is idempotent: what is there already, and was made from what is there, is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from kvtriage import __version__
+from kvtriage.checkpoints.model_folder import ModelFolder, load_model_folder
+from kvtriage.checkpoints.overlay import read_scales, write_overlay
+from kvtriage.cli.case import CHECKPOINT, CHECKPOINT_PER_TENSOR, CaseFolder
+from kvtriage.cli.sources import load_data
+from kvtriage.cli.terminal import say, stage
+from kvtriage.engines.base import Engine, Tokenizer
+from kvtriage.errors import CaseError, EngineError
+from kvtriage.files import sha256_bytes
+from kvtriage.fp8.scales import LayerScales, ScaleSet
+from kvtriage.kvcache.policy import Scaling
+from kvtriage.kvcache.readers import read_cache_spec
+from kvtriage.kvcache.spec import CacheSpec
+from kvtriage.records.case import (
+    DataRef,
+    Evidence,
+    LayerScalesRecord,
+    ModelRef,
+    Plan,
+    ScaleRecord,
+    Sensitivities,
+    Verdict,
+)
+from kvtriage.records.study import Study, check_context
+from kvtriage.report import render_report
+from kvtriage.stages.ablate import ablate
+from kvtriage.stages.calibrate import calibrate
+from kvtriage.stages.decide import decide
+from kvtriage.stages.diagnose import diagnose
+from kvtriage.stages.plan import make_plan
+from kvtriage.tasks import TASKS
+from kvtriage.tasks.base import TaskItem
+from kvtriage.tasks.corpus import read_documents
+from kvtriage.tasks.split import Split, split_corpus
+
+__all__ = [
+    "Job",
+    "Machine",
+    "OpenEngine",
+    "Subject",
+    "Wiring",
+    "embedded",
+    "open_job",
+    "read_subject",
+    "reread_subject",
+    "run_ablate",
+    "run_calibrate",
+    "run_decide",
+    "run_diagnose",
+    "run_report",
+    "scale_set",
+]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How to run, which is no part of what is asked."""
+
+    device: str | None
+    threads: int | None
+    trust_remote_code: bool
+
+
+class OpenEngine(Protocol):
+    """How an engine is opened on a model folder."""
+
+    def __call__(
+        self,
+        folder: Path,
+        spec: CacheSpec,
+        *,
+        numerics: str,
+        device: str | None,
+        threads: int | None,
+        trust_remote_code: bool,
+    ) -> AbstractContextManager[Engine]: ...
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Who reads the text and who answers."""
+
+    load_tokenizer: Callable[[Path, bool], Tokenizer]
+    open_engine: OpenEngine
+
+
+def embedded() -> Wiring:
+    """The embedded engine. Raises EngineError when torch or transformers is missing."""
+    try:
+        from kvtriage.engines.embedded import load_tokenizer, open_engine
+    except ImportError as error:
+        raise EngineError(
+            f"the embedded engine cannot start: {error}", hint="pip install 'kvtriage[engine]', then kvtriage selftest"
+        ) from error
+    return Wiring(load_tokenizer, open_engine)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is studied: the model, the plan, and the items made from the user's text."""
+
+    model: ModelFolder
+    spec: CacheSpec
+    plan: Plan
+    split: Split
+    items: tuple[TaskItem, ...]
+
+
+def read_subject(
+    source: str, folder: Path, data_source: str, study: Study, machine: Machine, wiring: Callable[[], Wiring]
+) -> Subject:
+    """Everything that can be refused before any long work. Raises BadInput."""
+    model = load_model_folder(folder, trust_remote_code=machine.trust_remote_code)
+    spec = read_cache_spec(model.config)
+    check_context(study, spec.max_model_len)
+    data = load_data(data_source)
+    tokenizer = wiring().load_tokenizer(folder, machine.trust_remote_code)
+    documents = read_documents(data, data_source, tokenizer.render_chat)
+    split = split_corpus(documents, study, tokenizer, spec.max_model_len)
+    items = tuple(item for task in TASKS.values() for item in task.items(split, study, tokenizer))
+    reference = ModelRef(
+        source=source,
+        path=str(model.path),
+        architecture=model.architecture,
+        fingerprint=model.fingerprint,
+        parameters=model.parameters,
+    )
+    data_reference = DataRef(
+        source=data_source,
+        sha256=sha256_bytes(data),
+        documents=len(documents),
+        characters=sum(len(document.text) for document in documents),
+    )
+    plan = make_plan(source, reference, spec, study, data_reference, __version__)
+    plan = msgspec.structs.replace(plan, warnings=plan.warnings + split.notes)
+    return Subject(model, spec, plan, split, items)
+
+
+def reread_subject(plan: Plan, machine: Machine, wiring: Callable[[], Wiring]) -> Subject:
+    """The subject of a case that was begun before. Raises CaseError when model or data changed since."""
+    folder = Path(plan.model.path)
+    if not folder.is_dir():
+        raise CaseError(
+            f"the model of this case is no longer in {folder}", hint="put it back, or start a new case folder"
+        )
+    subject = read_subject(plan.model.source, folder, plan.data.source, plan.study, machine, wiring)
+    for what, then, now in (
+        (f"the model in {folder}", plan.model.fingerprint, subject.plan.model.fingerprint),
+        (plan.data.source, plan.data.sha256, subject.plan.data.sha256),
+    ):
+        if then != now:
+            raise CaseError(f"{what} changed after plan.json was made from it", hint="start a new case folder")
+    return Subject(subject.model, subject.spec, plan, subject.split, subject.items)
+
+
+class Job:
+    """A case being worked on. The engine starts when the first stage needs it, and serves all."""
+
+    def __init__(
+        self,
+        case: CaseFolder,
+        subject: Subject,
+        machine: Machine,
+        wiring: Callable[[], Wiring],
+        stack: ExitStack,
+    ) -> None:
+        self.case = case
+        self.subject = subject
+        self._machine = machine
+        self._wiring = wiring
+        self._stack = stack
+        self._engine: Engine | None = None
+
+    def engine(self) -> Engine:
+        if self._engine is None:
+            with stage("engine"):
+                self._engine = self._stack.enter_context(open_subject_engine(self.subject, self._machine, self._wiring))
+        return self._engine
+
+
+def open_subject_engine(
+    subject: Subject, machine: Machine, wiring: Callable[[], Wiring]
+) -> AbstractContextManager[Engine]:
+    return wiring().open_engine(
+        subject.model.path,
+        subject.spec,
+        numerics=subject.plan.study.numerics,
+        device=machine.device,
+        threads=machine.threads,
+        trust_remote_code=machine.trust_remote_code,
+    )
+
+
+@contextlib.contextmanager
+def open_job(case: CaseFolder, subject: Subject, machine: Machine, wiring: Callable[[], Wiring]) -> Iterator[Job]:
+    with ExitStack() as stack:
+        yield Job(case, subject, machine, wiring, stack)
+
+
+def run_calibrate(job: Job) -> ScaleRecord:
+    """scales.json, checkpoint/ and checkpoint-per-tensor/."""
+    case, subject = job.case, job.subject
+    record = case.load(ScaleRecord)
+    if record is None:
+        engine = job.engine()
+        with stage("calibrate") as running:
+            record = calibrate(subject.plan, subject.split, engine, running.report, case.inputs_for(ScaleRecord))
+            record = msgspec.structs.replace(record, peak_bytes=running.peak_bytes)
+        case.save(record)
+    else:
+        _say_there("calibrate", "scales.json")
+    _write_overlays(case, subject.model, record)
+    return record
+
+
+def run_diagnose(job: Job, scales: ScaleRecord) -> Sensitivities:
+    """sensitivities.json."""
+    case, subject = job.case, job.subject
+    record = case.load(Sensitivities)
+    if record is None:
+        engine = job.engine()
+        with stage("diagnose") as running:
+            record = diagnose(
+                subject.plan, scales, subject.split, engine, running.report, case.inputs_for(Sensitivities)
+            )
+            record = msgspec.structs.replace(record, peak_bytes=running.peak_bytes)
+        case.save(record)
+    else:
+        _say_there("diagnose", "sensitivities.json")
+    return record
+
+
+def run_ablate(job: Job, scales: ScaleRecord, sensitivities: Sensitivities) -> Evidence:
+    """trials.jsonl, line by line, then evidence.json. Goes on where a killed run stopped."""
+    case, subject = job.case, job.subject
+    record = case.load(Evidence)
+    if record is not None:
+        _say_there("ablate", "evidence.json")
+        return record
+    done = case.trials()
+    if done:
+        say(f"ablate: {len(done)} trials are already there, going on")
+    engine = job.engine()
+    with stage("ablate") as running, case.appending() as sink:
+        record = ablate(
+            subject.plan,
+            scales,
+            sensitivities,
+            subject.items,
+            subject.split,
+            engine,
+            done,
+            sink,
+            running.report,
+            case.inputs_for(Evidence),
+        )
+        # trials.jsonl is whole only now, so its hash joins the chain here.
+        record = msgspec.structs.replace(record, inputs=case.inputs_for(Evidence), peak_bytes=running.peak_bytes)
+    case.save(record)
+    return record
+
+
+def run_decide(case: CaseFolder) -> Verdict:
+    """verdict.json, from the records alone."""
+    there = case.load(Verdict)
+    if there is not None:
+        _say_there("decide", "verdict.json")
+        return there
+    plan, scales = case.need(Plan), case.need(ScaleRecord)
+    sensitivities, evidence = case.need(Sensitivities), case.need(Evidence)
+    trials, inputs = case.trials(), case.inputs_for(Verdict)
+
+    def verdict_with(checkpoint: str) -> Verdict:
+        return decide(
+            plan, scales, sensitivities, evidence, trials, str(case.path.resolve() / checkpoint), inputs=inputs
+        )
+
+    with stage("decide"):
+        verdict = verdict_with(CHECKPOINT)
+        if verdict.choice is not None and verdict.choice.scaling == Scaling.PER_TENSOR:
+            verdict = verdict_with(CHECKPOINT_PER_TENSOR)
+    case.save(verdict)
+    return verdict
+
+
+def run_report(case: CaseFolder) -> Path:
+    """report.html, drawn anew each time: it is a view of the records and not one of them."""
+    verdict = case.need(Verdict)
+    with stage("report"):
+        html = render_report(
+            case.need(Plan),
+            case.need(ScaleRecord),
+            case.need(Sensitivities),
+            case.need(Evidence),
+            case.trials(),
+            verdict,
+        )
+        return case.write_report(html)
+
+
+def scale_set(record: ScaleRecord, scaling: Scaling) -> ScaleSet:
+    """One of the record's two scale sets, `scaling` PER_TENSOR or PER_HEAD."""
+    rows: Sequence[LayerScalesRecord] = record.per_head if scaling is Scaling.PER_HEAD else record.per_tensor
+    return ScaleSet(scaling, tuple(LayerScales(row.layer_idx, row.q, row.k, row.v) for row in rows))
+
+
+def _write_overlays(case: CaseFolder, model: ModelFolder, record: ScaleRecord) -> None:
+    """Both checkpoints, a few kilobytes of scales and links each. Raises CaseError, StorageError."""
+    for name, scaling in ((CHECKPOINT, Scaling.PER_HEAD), (CHECKPOINT_PER_TENSOR, Scaling.PER_TENSOR)):
+        folder, scales = case.path / name, scale_set(record, scaling)
+        if not folder.exists():
+            write_overlay(model, scales, folder)
+        elif read_scales(folder) != scales:
+            raise CaseError(
+                f"{name} holds other scales than scales.json", hint=f"remove {folder} and run the same command again"
+            )
+
+
+def _say_there(verb: str, file: str) -> None:
+    say(f"{verb}: {file} is already there")

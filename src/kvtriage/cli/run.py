@@ -1,0 +1,131 @@
+"""run: the whole job, from a model and the user's text to a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from kvtriage.cli.case import check_folder, open_case
+from kvtriage.cli.dry_run import print_dry_run
+from kvtriage.cli.job import (
+    Machine,
+    Subject,
+    Wiring,
+    embedded,
+    open_job,
+    open_subject_engine,
+    read_subject,
+    run_ablate,
+    run_calibrate,
+    run_decide,
+    run_diagnose,
+    run_report,
+)
+from kvtriage.cli.options import machine_options
+from kvtriage.cli.settings import Override, load_study, parse_buckets, parse_memory
+from kvtriage.cli.sources import DEMO_DATA, resolve_data, resolve_model
+from kvtriage.cli.summary import render_verdict
+from kvtriage.cli.terminal import open_progress, say
+from kvtriage.cli.verbs import CANNOT_TELL
+from kvtriage.records.study import BACKENDS, NUMERICS
+
+__all__ = ["run_command"]
+
+_VERBS = ("plan", "calibrate", "diagnose", "ablate", "decide", "report")
+
+
+@click.command("run")
+@click.argument("model")
+@click.option(
+    "--data", required=True, metavar="FILE", help=f"Your text: JSON lines, one document each; or {DEMO_DATA}."
+)
+@click.option(
+    "--out", metavar="CASE", type=click.Path(path_type=Path), help="The case folder to begin or go on.  [required]"
+)
+@click.option("--study", "study_file", metavar="TOML", type=click.Path(path_type=Path), help="study.toml.")
+@click.option("--buckets", metavar="N,N", callback=parse_buckets, help="Context lengths.  [default: 256,1024]")
+@click.option("--items", type=click.IntRange(min=1), metavar="N", help="Texts per context length.  [default: 8]")
+@click.option("--backend", type=click.Choice(list(BACKENDS)), help="Attention backend that will serve.")
+@click.option("--numerics", type=click.Choice(list(NUMERICS)), help="FP8 in storage only, or in the attention too.")
+@click.option("--memory", metavar="SIZE", callback=parse_memory, help="Cache memory to compare at.  [default: 16GiB]")
+@click.option("--quick", is_flag=True, help="A small study: enough to see the whole path, seldom to decide.")
+@click.option("--until", type=click.Choice(_VERBS), default="report", help="Stop after this verb.")
+@click.option("--dry-run", is_flag=True, help="Print the arms, their tokens and the time they take; write nothing.")
+@machine_options
+@click.pass_obj
+def run_command(
+    wiring: Callable[[], Wiring] | None,
+    model: str,
+    data: str,
+    out: Path | None,
+    study_file: Path | None,
+    buckets: tuple[int, ...] | None,
+    items: int | None,
+    backend: str | None,
+    numerics: str | None,
+    memory: int | None,
+    quick: bool,
+    until: str,
+    dry_run: bool,
+    device: str | None,
+    threads: int | None,
+    trust_remote_code: bool,
+) -> int:
+    """The whole job: plan, calibrate, diagnose, ablate, decide, report.
+
+    MODEL is a Hugging Face folder, a hub id, demo:gemma3-270m or demo:smollm2-135m. The verdict
+    goes to stdout; everything measured goes to the case folder. Stopped at any point, the same
+    command goes on. Exit code 3 means that the evidence does not decide yet.
+
+    \b
+    Example:
+      kvtriage run demo:gemma3-270m --data demo:english --out case/
+    """
+    room = embedded if wiring is None else wiring
+    machine = Machine(device, threads, trust_remote_code)
+    given: dict[str, Override | None] = {
+        "buckets": buckets,
+        "items_per_bucket": items,
+        "backend": backend,
+        "numerics": numerics,
+        "memory_bytes": memory,
+    }
+    study = load_study(study_file, {key: value for key, value in given.items() if value is not None}, quick=quick)
+    if out is None and not dry_run:
+        raise click.UsageError("missing option '--out'")
+    if out is not None:
+        check_folder(out)
+    with open_progress() as report:
+        folder = resolve_model(model, report)
+    subject = read_subject(model, folder, resolve_data(data), study, machine, room)
+    for warning in subject.plan.warnings:
+        say(f"warning: {warning}")
+    if out is None or dry_run:
+        with open_subject_engine(subject, machine, room) as engine:
+            print_dry_run(subject, engine, None, None)
+        return 0
+    return _run_verbs(out, subject, machine, room, _VERBS.index(until))
+
+
+def _run_verbs(out: Path, subject: Subject, machine: Machine, room: Callable[[], Wiring], last: int) -> int:
+    """The verbs up to the one with index `last`, on a case folder that begins or goes on."""
+    with open_case(out, create=True) as case:
+        subject = replace(subject, plan=case.adopt_plan(subject.plan))
+        with open_job(case, subject, machine, room) as job:
+            if last >= _VERBS.index("calibrate"):
+                scales = run_calibrate(job)
+                if last >= _VERBS.index("diagnose"):
+                    sensitivities = run_diagnose(job, scales)
+                    if last >= _VERBS.index("ablate"):
+                        run_ablate(job, scales, sensitivities)
+        if last < _VERBS.index("decide"):
+            say(f"stopped after {_VERBS[last]}; the same command without --until goes on")
+            return 0
+        verdict = run_decide(case)
+        if last >= _VERBS.index("report"):
+            say(f"report: {run_report(case)}")
+        click.echo(render_verdict(verdict, subject.plan))
+    return CANNOT_TELL if verdict.choice is None else 0

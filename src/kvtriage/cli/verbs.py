@@ -1,0 +1,155 @@
+"""calibrate, diagnose, ablate, decide, report: each verb alone, on a case folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from kvtriage.cli.case import open_case
+from kvtriage.cli.dry_run import print_dry_run
+from kvtriage.cli.job import (
+    Job,
+    Machine,
+    Wiring,
+    embedded,
+    open_job,
+    reread_subject,
+    run_ablate,
+    run_calibrate,
+    run_decide,
+    run_diagnose,
+    run_report,
+)
+from kvtriage.cli.options import case_argument, machine_options
+from kvtriage.cli.summary import render_verdict
+from kvtriage.records.case import Plan, ScaleRecord, Sensitivities
+
+__all__ = [
+    "CANNOT_TELL",
+    "ablate_command",
+    "calibrate_command",
+    "decide_command",
+    "diagnose_command",
+    "report_command",
+]
+
+CANNOT_TELL = 3
+
+
+@click.command("calibrate")
+@case_argument
+@machine_options
+@click.pass_obj
+def calibrate_command(
+    wiring: Callable[[], Wiring] | None,
+    case_path: Path,
+    device: str | None,
+    threads: int | None,
+    trust_remote_code: bool,
+) -> None:
+    """Observe Q, K and V on the calibration text; write scales.json and two checkpoints for vLLM.
+
+    \b
+    Example:
+      kvtriage calibrate case/
+    """
+    _with_job(wiring, case_path, Machine(device, threads, trust_remote_code), lambda job: run_calibrate(job))
+
+
+@click.command("diagnose")
+@case_argument
+@machine_options
+@click.pass_obj
+def diagnose_command(
+    wiring: Callable[[], Wiring] | None,
+    case_path: Path,
+    device: str | None,
+    threads: int | None,
+    trust_remote_code: bool,
+) -> None:
+    """Measure what FP8 costs in each layer, head and attention type alone; write sensitivities.json.
+
+    \b
+    Example:
+      kvtriage diagnose case/
+    """
+    _with_job(
+        wiring,
+        case_path,
+        Machine(device, threads, trust_remote_code),
+        lambda job: run_diagnose(job, job.case.need(ScaleRecord)),
+    )
+
+
+@click.command("ablate")
+@case_argument
+@click.option("--dry-run", is_flag=True, help="Print the arms, their tokens and the time they take; write nothing.")
+@machine_options
+@click.pass_obj
+def ablate_command(
+    wiring: Callable[[], Wiring] | None,
+    case_path: Path,
+    dry_run: bool,
+    device: str | None,
+    threads: int | None,
+    trust_remote_code: bool,
+) -> None:
+    """Measure BF16 and every FP8 arm on the same items; write trials.jsonl and evidence.json.
+
+    Trials are appended as they come. Killed at any point, the same command goes on.
+
+    \b
+    Example:
+      kvtriage ablate case/ --dry-run
+    """
+
+    def work(job: Job) -> None:
+        scales, sensitivities = job.case.need(ScaleRecord), job.case.need(Sensitivities)
+        if dry_run:
+            print_dry_run(job.subject, job.engine(), scales, sensitivities)
+        else:
+            run_ablate(job, scales, sensitivities)
+
+    _with_job(wiring, case_path, Machine(device, threads, trust_remote_code), work)
+
+
+@click.command("decide")
+@case_argument
+@click.option("--json", "as_json", is_flag=True, help="Print verdict.json instead of five lines.")
+def decide_command(case_path: Path, as_json: bool) -> int:
+    """Read the study's rule against the evidence; write verdict.json. Exit code 3 is "cannot tell".
+
+    \b
+    Example:
+      kvtriage decide case/ --json
+    """
+    with open_case(case_path, create=False) as case:
+        verdict = run_decide(case)
+        if as_json:
+            click.echo(case.text(type(verdict)), nl=False)
+        else:
+            click.echo(render_verdict(verdict, case.need(Plan)))
+    return CANNOT_TELL if verdict.choice is None else 0
+
+
+@click.command("report")
+@case_argument
+def report_command(case_path: Path) -> None:
+    """Draw report.html, one file that opens without a network. Prints its path.
+
+    \b
+    Example:
+      kvtriage report case/
+    """
+    with open_case(case_path, create=False) as case:
+        click.echo(run_report(case))
+
+
+def _with_job(wiring: Callable[[], Wiring] | None, path: Path, machine: Machine, work: Callable[[Job], object]) -> None:
+    room = embedded if wiring is None else wiring
+    with open_case(path, create=False) as case:
+        subject = reread_subject(case.need(Plan), machine, room)
+        with open_job(case, subject, machine, room) as job:
+            work(job)

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+
+import pytest
+
+from kvtriage.cli import selftest
+from kvtriage.cli.main import main
+from kvtriage.cli.selftest import Check, Status, render_checks
+
+
+def test_a_whole_installation_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selftest"]) == 0
+    table = capsys.readouterr().out
+    assert "bit for bit on 65,280 values" in table
+    assert "missing" not in table
+
+
+def test_a_missing_package_is_named_with_its_cure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "torch":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert main(["selftest"]) == 4
+    table = capsys.readouterr().out
+    assert "not installed; 2.6 or newer is needed" in table
+    assert "-> pip install 'kvtriage[engine]'" in table
+
+
+@pytest.mark.parametrize(
+    ("found", "status"), [("2.5.1", Status.MISSING), ("2.6.0+cpu", Status.OK), ("2.13", Status.OK)]
+)
+def test_versions_are_compared_as_numbers(monkeypatch: pytest.MonkeyPatch, found: str, status: Status) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: found)
+    assert selftest._check_distribution("torch", (2, 6)).status is status
+
+
+@pytest.mark.parametrize(("returncode", "status"), [(0, Status.OK), (1, Status.MISSING), (-11, Status.MISSING)])
+def test_a_companion_of_another_torch_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, returncode: int, status: Status
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kw: subprocess.CompletedProcess(args, returncode))
+    check = selftest._check_companion("torchvision")
+    assert check.status is status
+    assert check.remedy == ("" if status is Status.OK else "pip uninstall torchvision")
+
+
+def test_too_little_memory_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selftest, "_available_memory_bytes", lambda: 1 << 30)
+    assert selftest._check_memory().status is Status.MISSING
+
+
+def test_a_cache_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVTRIAGE_CACHE", "/proc/nothing")
+    (check,) = selftest._check_cache()
+    assert check.status is Status.MISSING
+    assert "KVTRIAGE_CACHE" in check.remedy
+
+
+def test_the_cure_stands_below_what_needs_it() -> None:
+    table = render_checks([Check("a", Status.OK, "1.0"), Check("longer", Status.MISSING, "gone", "get it")])
+    assert table == "a       ok        1.0\nlonger  missing   gone\n                  -> get it"

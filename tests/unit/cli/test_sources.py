@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kvtriage.cli.sources import load_data, resolve_data, resolve_model
+from kvtriage.errors import DataError, ModelError
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    pass
+
+
+def test_a_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("m", _silent) == (tmp_path / "m").resolve()
+
+
+def test_a_file_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "m").write_text("")
+    with pytest.raises(ModelError, match="is a file"):
+        resolve_model(str(tmp_path / "m"), _silent)
+
+
+@pytest.mark.parametrize("source", ["/nowhere/at/all", "./m", "../a/b", "a/b/c", "m"])
+def test_what_is_neither_folder_nor_hub_id_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="there is no model folder"):
+        resolve_model(source, _silent)
+
+
+def test_a_hub_id_is_fetched_without_code_or_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, object] = {}
+
+    def snapshot_download(repo_id: str, **options: object) -> str:
+        asked.update(options, repo_id=repo_id)
+        return str(tmp_path)
+
+    hub = ModuleType("huggingface_hub")
+    hub.snapshot_download = snapshot_download  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    assert resolve_model("org/model-1B", _silent) == tmp_path
+    assert asked["repo_id"] == "org/model-1B"
+    patterns = asked["allow_patterns"]
+    assert isinstance(patterns, list)
+    assert not any(pattern.endswith((".py", ".bin", "*")) and pattern != "tokenizer*" for pattern in patterns)
+
+
+def test_a_hub_that_does_not_answer_is_a_model_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(repo_id: str, **options: object) -> str:
+        raise ConnectionError("no route to the hub.\nmore lines")
+
+    hub = ModuleType("huggingface_hub")
+    hub.snapshot_download = snapshot_download  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    with pytest.raises(ModelError, match=r"did not deliver it: no route to the hub$"):
+        resolve_model("org/model-1B", _silent)
+
+
+def test_data_is_named_absolutely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve_data("t.jsonl") == str((tmp_path / "t.jsonl").resolve())
+    assert resolve_data("demo:english") == "demo:english"
+
+
+def test_demo_text_is_there() -> None:
+    assert load_data("demo:english").startswith(b'{"text"')
+
+
+@pytest.mark.parametrize(("source", "named"), [("demo:klingon", "no demo text"), ("/nowhere.jsonl", "cannot read")])
+def test_missing_data_is_refused(source: str, named: str) -> None:
+    with pytest.raises(DataError, match=named):
+        load_data(source)
+
+
+def test_a_folder_is_no_data(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot read"):
+        load_data(str(tmp_path))
