@@ -134,6 +134,26 @@ def test_a_failing_conversion_leaves_nothing_and_says_why(
     assert left_in_cache(tmp_path) == set()
 
 
+def test_a_disk_that_fills_up_meanwhile_is_told_as_such(
+    tiny: DemoModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert_by('echo "OSError: [Errno 28] No space left on device" >&2\nexit 1', tmp_path, monkeypatch)
+    with pytest.raises(StorageError, match="the disk is full"):
+        prepare_demo_model("demo:tiny", quiet)
+    assert left_in_cache(tmp_path) == set()
+
+
+def test_what_a_killed_conversion_left_is_removed(
+    tiny: DemoModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    abandoned = tmp_path / "cache" / "models" / ".tiny.gguf.x1y2" / "joined.gguf"
+    abandoned.parent.mkdir(parents=True)
+    abandoned.write_bytes(b"half")
+    convert_by(good_conversion(tmp_path), tmp_path, monkeypatch)
+    prepare_demo_model("demo:tiny", quiet)
+    assert left_in_cache(tmp_path) == {"tiny"}
+
+
 def test_a_conversion_to_the_wrong_dtype_is_refused(
     tiny: DemoModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ by SHA-256, and converted once to BF16 safetensors under the user's cache folder
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import json
 import os
@@ -32,6 +33,7 @@ CONVERTER = 1
 """Raised when the conversion changes, so that folders converted before are converted again."""
 
 _RECEIPT = "demo.json"
+_MORE_SPACE = "free some space, or set KVTRIAGE_CACHE to a folder on a larger disk"
 
 
 @dataclass(frozen=True)
@@ -157,13 +159,16 @@ def _receipt(model: DemoModel, sizes: Mapping[str, int]) -> dict[str, object]:
 
 
 def _convert(model: DemoModel, folder: Path, report: Callable[[str, int, int], None]) -> None:
+    """Fill `folder`; called by one process at a time."""
+    for abandoned in folder.parent.glob(f".{folder.name}.*/"):
+        shutil.rmtree(abandoned, ignore_errors=True)
     parts = _find_parts(model)
     joined_bytes = sum(part.stat().st_size for part in parts) if len(parts) > 1 else 0
     free, needed = shutil.disk_usage(folder.parent).free, joined_bytes + model.converted_bytes
     if free < needed:
         raise StorageError(
             f"{folder.parent} has {format_bytes(free)} free, and {model.name} needs {format_bytes(needed)}",
-            hint="free some space, or set KVTRIAGE_CACHE to a folder on a larger disk",
+            hint=_MORE_SPACE,
         )
     what = f"{model.name}: converting to BF16, once"
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.gguf.", dir=folder.parent) as scratch:
@@ -239,7 +244,10 @@ def _dequantize(model: DemoModel, gguf: Path, out: Path, on_step: Callable[[int]
                 raise
         if process.returncode != 0:
             talk.seek(0)
-            reason = next((line.strip() for line in reversed(talk.readlines()) if line.strip()), "no reason was given")
+            said = [line.strip() for line in talk if line.strip()]
+            reason = said[-1] if said else f"the conversion ended with status {process.returncode}"
+            if os.strerror(errno.ENOSPC) in reason:
+                raise StorageError(f"cannot convert {model.name}: the disk is full", hint=_MORE_SPACE)
             raise ModelError(
                 f"{model.name} could not be converted: {reason}",
                 hint="pip install 'kvtriage[engine,demo]' brings what the conversion needs",
