@@ -119,10 +119,8 @@ def build_policy(spec: CacheSpec, scaling: str, skip: Iterable[int]) -> CachePol
 def load_config(source: str) -> dict[str, object]:
     """The parsed config.json of a folder, a file, a `demo:` model or a hub id. Raises ModelError."""
     path = Path(source)
-    if path.is_dir():
-        return _read_config(path / "config.json")
-    if path.exists():
-        return _read_config(path)
+    if source and path.exists():
+        return _read_config(path / "config.json" if path.is_dir() else path)
     if source.startswith("demo:"):
         return _read_config(_demo_folder(source) / "config.json")
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", source):

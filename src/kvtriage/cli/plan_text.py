@@ -34,11 +34,12 @@ def render_plan(spec: CacheSpec, policy: CachePolicy, contexts: Sequence[int], m
 
 
 def _model_text(spec: CacheSpec) -> str:
-    lines = [f"{spec.model_type}: {spec.num_layers} layers ({describe_layers(spec)})"]
+    lines = [f"{spec.model_type}: {_count(spec.num_layers, 'layer')} ({describe_layers(spec)})"]
     geometries = {(layer.num_attention_heads, layer.num_kv_heads, layer.head_dim) for layer in spec.layers}
     if len(geometries) == 1:
         num_attention_heads, num_kv_heads, head_dim = geometries.pop()
-        lines.append(f"{num_attention_heads} query heads, {num_kv_heads} KV heads, head_dim {head_dim}")
+        kv_heads = _count(num_kv_heads, "KV head")
+        lines.append(f"{_count(num_attention_heads, 'query head')}, {kv_heads}, head_dim {head_dim}")
     else:
         lines.append("heads and head_dim differ between layers")
     lines.append(f"contexts up to {format_tokens(spec.max_model_len)} tokens")
@@ -102,7 +103,9 @@ def _conclusion(policy: CachePolicy, worksheet: Worksheet) -> str:
     lines = [f"All BF16 takes {worksheet.ratio_vs_bf16:.3f} times as much as this policy."]
     if policy.skip_layers and not policy.is_native:
         extra = worksheet.policy_bytes - worksheet.fp8_bytes
-        lines.append(f"Keeping {_layers(len(policy.skip_layers))} in BF16 costs {format_bytes(extra)} over all FP8.")
+        lines.append(
+            f"Keeping {_count(len(policy.skip_layers), 'layer')} in BF16 costs {format_bytes(extra)} over all FP8."
+        )
     if worksheet.scale_bytes:
         over = worksheet.scale_bytes_over_per_tensor
         compared = f", {over:,} more than per tensor" if over else ""
@@ -110,8 +113,8 @@ def _conclusion(policy: CachePolicy, worksheet: Worksheet) -> str:
     return "\n".join(_wrap(line) for line in lines)
 
 
-def _layers(count: int) -> str:
-    return "1 layer" if count == 1 else f"{count} layers"
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _capacity_table(spec: CacheSpec, policy: CachePolicy, contexts: Sequence[int], memory_bytes: int) -> str:

@@ -5,7 +5,7 @@ ignores an entry that matches no layer; so they are written from the policy and 
 
 The dtype is always named. Under `auto` a checkpoint that declares a kv_cache_scheme switches its
 cache to FP8 by itself, so a native policy says `bfloat16`: an explicit dtype wins over the
-checkpoint's. (Verified with vLLM 0.32.)
+checkpoint's. It has to be the dtype the model is served in; kvtriage's native is BF16. (vLLM 0.32.)
 """
 
 from __future__ import annotations

@@ -84,5 +84,5 @@ def _every_nth_full(
     stated = None if pattern_key is None else fields.stated(pattern_key)
     nth = period if stated is None else stated
     because = f"the default of {fields.architecture}" if stated is None else f"from {pattern_key}"
-    fields.assume("layer_types", f"every layer whose number is a multiple of {nth} is full, the others slide", because)
+    fields.assume("layer_types", f"full at multiples of {nth} (counted from 1), sliding between", because)
     return tuple(LayerKind.FULL if number % nth == 0 else LayerKind.SLIDING for number in range(1, num_layers + 1))
