@@ -1,0 +1,134 @@
+"""What these numbers cannot tell, and what to do next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from kvtriage.records.case import Reason
+from kvtriage.stages.clauses import CANNOT_TELL, UNMET
+from kvtriage.stages.findings import Findings
+from kvtriage.stages.pairing import BASELINE, is_needle
+from kvtriage.stages.wording import format_nats, name_layers
+
+__all__ = ["caveats", "items_that_settle", "next_step"]
+
+_ABSURD_NLL = 10.0
+"""Nats per token; guessing evenly among 22,000 tokens is as good."""
+_SMALL_MODEL = 1_000_000_000
+
+
+def caveats(found: Findings) -> tuple[str, ...]:
+    """Sentences, the weightiest first."""
+    return (*_of_the_baseline(found), *_of_the_evidence(found), *_of_the_choice(found), *_of_the_engine(found))
+
+
+def items_that_settle(found: Findings) -> int | None:
+    """Items per cell that would settle the cheapest rung in doubt; None when not known."""
+    needed = [reason.items_needed for rung in found.outcome.doubts[:1] for reason in rung.undecided]
+    known = [count for count in needed if count is not None]
+    return max(known) if known and len(known) == len(needed) else None
+
+
+def next_step(found: Findings) -> str:
+    """One sentence."""
+    if found.outcome.doubts:
+        return f"{_how_to_settle(found)} {_meanwhile(found)}"
+    if found.outcome.choice is None:
+        return "Lower capacity_floor_ratio, or widen the margins that are unmet, and run kvtriage decide again."
+    if found.leaning.scaling in ("per_tensor", "per_head") and found.checkpoint is None:
+        return "Write the checkpoint with the scales first (kvtriage export), then serve it with these flags."
+    return "Serve with these flags, and repeat the study when the model or the traffic changes."
+
+
+def _how_to_settle(found: Findings) -> str:
+    study, undecided = found.plan.study, found.outcome.doubts[0].undecided
+    if any(reason.clause == "latency" for reason in undecided):
+        return f"Raise latency_repeats (now {study.latency_repeats}) in study.toml and run again in a new case folder."
+    if items_that_settle(found) is None:
+        if any(reason.items < 2 for reason in undecided):
+            return "Measure at least two items in every cell: one item has no interval."
+        return "A mean sits on its margin and no practical number of items settles it: reconsider the margin."
+    settings = [
+        f"{name} = {count} (now {now})"
+        for name, count, now in (
+            ("items_per_bucket", _most(r for r in undecided if r.clause != "needle"), study.items_per_bucket),
+            ("needles_per_depth", _per_depth(found, undecided), study.needles_per_depth),
+        )
+        if count > now
+    ]
+    return f"Set {' and '.join(settings)} in study.toml and run again in a new case folder."
+
+
+def _most(reasons: Iterator[Reason]) -> int:
+    return max((reason.items_needed or 0 for reason in reasons), default=0)
+
+
+def _per_depth(found: Findings, undecided: tuple[Reason, ...]) -> int:
+    needles = _most(reason for reason in undecided if reason.clause == "needle")
+    return math.ceil(needles / max(len(found.plan.study.needle_depths), 1))
+
+
+def _meanwhile(found: Findings) -> str:
+    safe = found.outcome.choice
+    return f"Until then {safe.arm.name} is the safe choice." if safe else "Until then no arm is known to be safe."
+
+
+def _of_the_baseline(found: Findings) -> Iterator[str]:
+    nll = found.trials.paired("nll", BASELINE, None, lambda trial: not is_needle(trial)).values
+    if nll and math.fsum(nll) / len(nll) > _ABSURD_NLL:
+        yield (
+            f"BF16 itself makes no sense of this text ({format_nats(math.fsum(nll) / len(nll))} nats per token): "
+            "check the model and its tokenizer before believing anything here."
+        )
+    hits = found.trials.paired("hit", BASELINE, None, is_needle).values
+    if hits and not any(hits):
+        yield f"BF16 finds none of the {len(hits)} needles: only the answers' likelihood compares retrieval here."
+
+
+def _of_the_evidence(found: Findings) -> Iterator[str]:
+    for arm in sorted({reason.arm for rung in found.rungs for reason in rung.reasons}):
+        lost = found.trials.paired("nll", arm, BASELINE, lambda trial: True).unscored
+        if lost:
+            yield f"{lost} items could not be scored under {arm} or BF16 and are left out of its averages."
+    if not found.bound:
+        yield "The scale-free bound was not measured: range and mantissa cannot be told apart."
+    if found.rung("per_tensor") is None:
+        yield "No calibrated per-tensor arm was run: calibration and granularity moved together."
+
+
+def _of_the_choice(found: Findings) -> Iterator[str]:
+    rung = found.leaning
+    in_range = rung.status_of("range")
+    if in_range == CANNOT_TELL:
+        needed = next((r.items_needed for r in rung.reasons if r.clause == "range"), None)
+        settle = f"; {needed} items would settle it" if needed else ""
+        yield f"Whether better scales would win something back from {rung.arm.name} is open{settle}."
+    if in_range == UNMET:
+        yield f"{rung.arm.name} keeps the margins although its range is off: nothing better can be served here."
+    if rung.arm.skip_layers and rung.scaling != "native" and not found.sensitivities.suspects_proven:
+        named = name_layers(rung.arm.skip_layers, found.plan.layers)
+        yield f"The skipped group ({named}) is only the most sensitive one found, not shown to be the smallest."
+    if rung.scaling in ("per_tensor", "per_head"):
+        yield from found.scales.warnings
+
+
+def _of_the_engine(found: Findings) -> Iterator[str]:
+    ran, plan = found.evidence.conditions, found.plan
+    stored = (
+        "Q, K, V and the probabilities were rounded to FP8"
+        if ran.numerics == "attention"
+        else f"K and V were stored in FP8 and the arithmetic stayed in {ran.compute_dtype}"
+    )
+    yield (
+        f"Quality comes from the {ran.engine} engine on {ran.device} ({ran.numerics} numerics: {stored}), "
+        f"not from {plan.study.backend}'s own kernels."
+    )
+    if not ran.device.startswith("cuda"):
+        yield f"Latencies are of this machine's {ran.device} and say nothing about a GPU."
+    longest = max(plan.study.buckets)
+    if longest < plan.max_model_len:
+        yield f"Contexts reach {longest:,} of the model's {plan.max_model_len:,} tokens; drift may grow beyond them."
+    if plan.model.parameters < _SMALL_MODEL:
+        millions = f"{plan.model.parameters / 1e6:,.0f} million"
+        yield f"The model has {millions} parameters: what holds for it need not hold for a larger one."

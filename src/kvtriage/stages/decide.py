@@ -1,0 +1,177 @@
+"""decide: from the evidence to the cheapest way of storing the cache that holds.
+
+A pure function of the records before it. The rule is told in docs/concepts/decision-rule.md:
+guards first (`pairing`), then the clauses cell by cell (`clauses`), then the choice
+(`ladder`), then the words (`diagnosis`, `caveats`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from kvtriage import __version__
+from kvtriage.kvcache.policy import CachePolicy
+from kvtriage.kvcache.price import price_policy
+from kvtriage.kvcache.server_args import vllm_args
+from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
+from kvtriage.records.case import (
+    ArmRecord,
+    Evidence,
+    Plan,
+    Reason,
+    RepairChoice,
+    ScaleRecord,
+    Sensitivities,
+    Trial,
+    Verdict,
+)
+from kvtriage.stages.caveats import caveats, items_that_settle, next_step
+from kvtriage.stages.clauses import (
+    backend_clause,
+    capacity_clause,
+    latency_clause,
+    mean_drift,
+    quality_clauses,
+    range_clause,
+    range_reference,
+)
+from kvtriage.stages.diagnosis import headline, sentences
+from kvtriage.stages.findings import Findings
+from kvtriage.stages.ladder import Rung, choose, lean, order
+from kvtriage.stages.pairing import BASELINE, Trials, pair_trials
+
+__all__ = ["decide"]
+
+
+def decide(
+    plan: Plan,
+    scales: ScaleRecord,
+    sensitivities: Sensitivities,
+    evidence: Evidence,
+    trials: Sequence[Trial],
+    checkpoint: str | None,
+    inputs: Mapping[str, str],
+) -> Verdict:
+    """The verdict record. `checkpoint` is the folder of the overlay that holds the scales.
+
+    Raises CaseError for trials that do not belong to this evidence, EngineError for an arm
+    whose quantisation never engaged.
+    """
+    found = _examine(plan, scales, sensitivities, evidence, pair_trials(evidence, trials), checkpoint)
+    spec, chosen = _spec_of(plan), found.leaning
+    decided = found.outcome.decided
+    return Verdict(
+        kvtriage_version=__version__,
+        inputs=dict(inputs),
+        choice=RepairChoice(scaling=chosen.scaling, skip_layers=chosen.policy.skip_layers) if decided else None,
+        status="decided" if decided else "cannot_tell",
+        repair=found.repair,
+        arm=chosen.arm.name if decided else None,
+        reasons=tuple(reason for rung in found.rungs for reason in rung.reasons) + found.bound,
+        vllm_args=vllm_args(chosen.policy, spec, _served_model(found)) if decided else (),
+        headline=headline(found),
+        sentences=sentences(found, spec),
+        caveats=caveats(found),
+        ratio_vs_bf16=chosen.price.ratio_vs_bf16 if decided else None,
+        items_needed=items_that_settle(found),
+        next_step=next_step(found),
+    )
+
+
+def _examine(
+    plan: Plan,
+    scales: ScaleRecord,
+    sensitivities: Sensitivities,
+    evidence: Evidence,
+    trials: Trials,
+    checkpoint: str | None,
+) -> Findings:
+    rungs = order(
+        _rung(plan, evidence, trials, arm)
+        for arm in evidence.arms
+        if arm.role == "candidate" and not CachePolicy.decode(arm.policy).is_native
+    )
+    native = _rung(plan, evidence, trials, trials.arms[BASELINE])
+    outcome = choose(rungs, native)
+    bound = next((arm for arm in evidence.arms if arm.role == "bound"), None)
+    return Findings(
+        plan=plan,
+        scales=scales,
+        sensitivities=sensitivities,
+        evidence=evidence,
+        trials=trials,
+        rungs=rungs,
+        native=native,
+        bound=() if bound is None else _quality(plan, evidence, trials, bound),
+        outcome=outcome,
+        unbarred=choose(map(_unbarred, rungs), native),
+        leaning=outcome.choice if outcome.choice and not outcome.doubts else lean(rungs, native),
+        checkpoint=checkpoint,
+    )
+
+
+def _rung(plan: Plan, evidence: Evidence, trials: Trials, arm: ArmRecord) -> Rung:
+    """BF16's own rung has no quality to lose: capacity is all that can be held against it."""
+    rule, context_len = plan.study.rule, max(plan.study.buckets)
+    policy = CachePolicy.decode(arm.policy)
+    price = price_policy(_spec_of(plan), policy, (context_len,))
+    ratio = price.ratio_vs_bf16
+    drift = mean_drift(trials, arm.name, rule.confidence)
+    scaling = _served_scaling(plan, arm)
+    reasons: list[Reason] = []
+    if not policy.is_native:
+        reasons += _quality(plan, evidence, trials, arm)
+        reference = range_reference(arm, evidence.arms)
+        if reference is not None:
+            reasons.append(range_clause(trials, arm.name, reference, rule))
+        if rule.latency_weight > 0:
+            reasons.append(latency_clause(trials, arm.name, max(plan.study.latency_contexts), ratio, rule))
+        if scaling == "per_head":
+            reasons.append(backend_clause(arm.name, plan.study.backend))
+    reasons.append(capacity_clause(arm.name, ratio, context_len, rule.capacity_floor_ratio))
+    return Rung(arm, scaling, policy, price, None if drift is None else drift.mean, tuple(reasons))
+
+
+def _quality(plan: Plan, evidence: Evidence, trials: Trials, arm: ArmRecord) -> tuple[Reason, ...]:
+    return quality_clauses(trials, arm.name, plan.study.buckets, plan.study.rule, evidence.noise_floor_kl)
+
+
+def _unbarred(rung: Rung) -> Rung:
+    """The same rung on a server whose attention takes every scale."""
+    kept = tuple(r for r in rung.reasons if r.clause != "backend")
+    return replace(rung, reasons=kept)
+
+
+def _served_scaling(plan: Plan, arm: ArmRecord) -> str:
+    """With one KV head in every layer, per-head scales are per-tensor scales to the bit."""
+    one_head = all(layer.num_kv_heads == 1 for layer in plan.layers)
+    return "per_tensor" if one_head and arm.scaling == "per_head" else arm.scaling
+
+
+def _served_model(found: Findings) -> str | None:
+    """The overlay when scales are used; without one the flags name no model."""
+    if found.leaning.scaling in ("per_tensor", "per_head"):
+        return found.checkpoint
+    source = found.plan.model.source
+    return found.plan.model.path if source.startswith("demo:") else source
+
+
+def _spec_of(plan: Plan) -> CacheSpec:
+    return CacheSpec(
+        model_type=plan.model_type,
+        layers=tuple(
+            LayerSpec(
+                layer_idx=layer.layer_idx,
+                kind=LayerKind(layer.kind),
+                num_attention_heads=layer.num_attention_heads,
+                num_kv_heads=layer.num_kv_heads,
+                head_dim=layer.head_dim,
+                head_dim_v=layer.head_dim_v,
+                window_tokens=layer.window_tokens,
+            )
+            for layer in plan.layers
+        ),
+        max_model_len=plan.max_model_len,
+        assumed=plan.assumed,
+    )

@@ -1,0 +1,313 @@
+"""The verdict in plain sentences: what is wrong, what to do, what it gives up, how sure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvtriage.kvcache.price import capacity_tokens
+from kvtriage.kvcache.spec import CacheSpec
+from kvtriage.records.case import Reason
+from kvtriage.records.study import BACKENDS
+from kvtriage.stages.clauses import MET, UNMET, itl_line, mean_drift
+from kvtriage.stages.findings import Findings, OffRange, heads_off_range
+from kvtriage.stages.ladder import Rung
+from kvtriage.stages.pairing import BASELINE, is_needle
+from kvtriage.stages.wording import format_interval, format_nats, join_words, name_layers
+from kvtriage.stats import break_even, paired_interval, ratio_at
+from kvtriage.units import format_bytes, format_tokens
+
+__all__ = ["headline", "sentences"]
+
+_SCALES = {"unit": "scale 1", "per_tensor": "calibrated per-tensor scales", "per_head": "calibrated per-head scales"}
+
+
+def headline(found: Findings) -> str:
+    """One line: what to serve, or that it cannot be told yet."""
+    if found.outcome.choice is None and not found.outcome.doubts:
+        return "No choice: nothing that keeps the margins also keeps the capacity floor."
+    if not found.outcome.decided:
+        arms = join_words([rung.arm.name for rung in found.outcome.doubts])
+        return f"Cannot tell yet: the evidence on {arms} is too thin to decide."
+    scaling = found.leaning.scaling
+    skipped = name_layers(found.leaning.arm.skip_layers, found.plan.layers)
+    match found.repair:
+        case "none":
+            return "FP8 needs no repair: serve it uncalibrated, every layer quantised."
+        case "scales":
+            why = "range is the problem, and " if _range_is_wrong(found.rung("unit")) else ""
+            return f"FP8 needs {_SCALES[scaling]}: {why}no layer has to stay in BF16."
+        case "both":
+            return f"FP8 needs {_SCALES[scaling]}, and {skipped} in BF16."
+        case _ if scaling == "native":
+            return "Stay with BF16: no way of storing FP8 that can be served holds under this rule."
+        case _:
+            why = "; no scale wins back what is lost there" if found.mantissa_status == UNMET else ""
+            return f"FP8 needs {skipped} in BF16{why}."
+
+
+def sentences(found: Findings, spec: CacheSpec) -> tuple[str, ...]:
+    """Three to six, in the order a reader asks."""
+    told = (
+        _what_is_wrong(found),
+        _credits(found),
+        _backend(found),
+        _what_to_do(found, spec),
+        _latency(found),
+        _how_sure(found),
+    )
+    return tuple(sentence for sentence in told if sentence)
+
+
+# --- what is wrong ----------------------------------------------------------------------
+
+
+def _what_is_wrong(found: Findings) -> str:
+    unit, bound = found.rung("unit"), _drift_of_bound(found)
+    drift = "" if unit is None or unit.drift is None else f"{format_nats(unit.drift)} nats per token"
+    so_far = "" if found.outcome.decided else "So far: "
+    if found.repair == "none":
+        alone = f", where rounding to a 3-bit mantissa alone costs {bound}" if bound else ""
+        return f"{so_far}Neither range nor mantissa is shown to be wrong: uncalibrated FP8 drifts {drift}{alone}."
+    parts = [_mantissa(found, bound)] if found.repair in ("skip", "both") or found.mantissa_status == UNMET else []
+    spread = heads_off_range(found.scales, "per_tensor") if found.leaning.scaling == "per_head" else ()
+    if _range_is_wrong(unit):
+        why = f"; heads of one layer lie further apart than E4M3 spans: {_name_heads(spread)}" if spread else ""
+        off = heads_off_range(found.scales, "unit")
+        why = why or (f"; {_name_heads(off)}" if off else "")
+        parts.append(f"Range is wrong: at scale 1 FP8 drifts {drift}, where its mantissa alone costs {bound}{why}")
+    elif found.repair == "both":
+        parts.append(f"Range is wrong in the layers that stay in FP8{_range_of_skip(found)}")
+    if not any(parts):
+        unmet = _first_unmet(unit)
+        parts.append(f"Uncalibrated FP8 does not keep the margins{f' ({unmet.cell}: {unmet.text})' if unmet else ''}")
+    return so_far + ". ".join(filter(None, parts)) + "."
+
+
+def _range_is_wrong(rung: Rung | None) -> bool:
+    return rung is not None and rung.status_of("range") == UNMET
+
+
+def _mantissa(found: Findings, bound: str) -> str:
+    """What the scale-free bound says of the layers that are kept in BF16; '' when it was not measured."""
+    match found.mantissa_status:
+        case "unmet":
+            return (
+                f"Mantissa is wrong: even with unlimited range its 3 bits cost {bound} nats per token, "
+                f"which no scale of any granularity wins back; {_suspects(found)}"
+            )
+        case "cannot_tell":
+            return (
+                f"Mantissa is suspected: with unlimited range its 3 bits cost {bound} nats per token, near the margins"
+            )
+        case "met":
+            return (
+                f"Mantissa alone would keep the margins ({bound} nats per token), yet no scale that can be served does"
+            )
+        case _:
+            return ""
+
+
+def _suspects(found: Findings) -> str:
+    named = name_layers(found.sensitivities.suspects, found.plan.layers)
+    if found.leaning.scaling == "native":
+        return f"keeping {named} in BF16 is not enough"
+    if found.sensitivities.suspects_proven:
+        return f"the probes put it in {named}"
+    return f"no layer stands out in the probes, and {named} is only where it is largest"
+
+
+def _drift_of_bound(found: Findings) -> str:
+    arm = found.arm_of_role("bound")
+    drift = None if arm is None else mean_drift(found.trials, arm.name, found.plan.study.rule.confidence)
+    return "" if drift is None else format_nats(drift.mean)
+
+
+def _name_heads(off: tuple[OffRange, ...]) -> str:
+    """'V of layer 3, head 1 reaches 0.0011 and underflows': the three worst, and how many more."""
+    named = [
+        f"{head.tensor} of layer {head.layer_idx}, head {head.head} reaches {head.amax:.3g} and "
+        f"{'saturates' if head.saturates else 'underflows'}"
+        for head in off[:3]
+    ]
+    return join_words(named + ([f"{len(off) - 3} more"] if len(off) > 3 else []))
+
+
+def _range_of_skip(found: Findings) -> str:
+    rung = found.rung("unit", found.leaning.arm.skip_layers)
+    reason = None if rung is None else next((r for r in rung.reasons if r.clause == "range"), None)
+    return "" if reason is None else f": uncalibrated, {reason.text}"
+
+
+def _first_unmet(rung: Rung | None) -> Reason | None:
+    return None if rung is None else next((reason for reason in rung.reasons if reason.status == UNMET), None)
+
+
+# --- what each axis changed -------------------------------------------------------------
+
+
+def _credits(found: Findings) -> str:
+    """Between two arms one axis may be credited; where two moved, the words say so."""
+    steps = [step for step in (_step(found, *axis) for axis in _steps(found)) if step]
+    text = f"One axis at a time, in nats per token: {'; '.join(steps)}." if steps else ""
+    kinds = [
+        f"{format_nats(drift.mean)} in the {arm.label}"
+        for arm in found.evidence.arms
+        if arm.role == "contrast"
+        and (drift := mean_drift(found.trials, arm.name, found.plan.study.rule.confidence)) is not None
+    ]
+    return " ".join(filter(None, (text, f"Drift by attention type: {join_words(kinds)}." if kinds else "")))
+
+
+def _steps(found: Findings) -> Iterator[tuple[str, Rung | None, Rung | None]]:
+    skip = found.leaning.arm.skip_layers or found.sensitivities.suspects
+    unit, per_tensor, per_head = found.rung("unit"), found.rung("per_tensor"), found.rung("per_head")
+    unit_skip, per_head_skip = found.rung("unit", skip), found.rung("per_head", skip)
+    both = "calibration and granularity, which both moved, so that neither can be credited alone"
+    if per_tensor is None:
+        yield both, unit, per_head
+    else:
+        yield "calibration", unit, per_tensor
+        yield "granularity", per_tensor, per_head
+    if found.repair in ("skip", "both"):
+        named = f"{name_layers(skip, found.plan.layers)} in BF16"
+        yield (named, unit, unit_skip) if found.repair == "skip" and unit_skip else (named, per_head, per_head_skip)
+        tensor_skip = found.rung("per_tensor", skip)
+        if tensor_skip is None:
+            yield both, unit_skip, per_head_skip
+        else:
+            yield "calibration of the rest", unit_skip, tensor_skip
+            yield "granularity of the rest", tensor_skip, per_head_skip
+
+
+def _step(found: Findings, axis: str, start: Rung | None, end: Rung | None) -> str:
+    if start is None or end is None:
+        return ""
+    before, after = start.arm.name, end.arm.name
+    change = _paired_change(found, before, after)
+    return f"{axis} ({before} → {after}) {change}" if change else ""
+
+
+def _paired_change(found: Findings, before: str, after: str) -> str:
+    """Change of drift from one arm to another in words; '' when nothing was scored in both."""
+    if found.trials.runner(before) == found.trials.runner(after):
+        return "changes nothing, the two are equal to the bit"
+    values = found.trials.paired("kl", after, before, lambda trial: not is_needle(trial)).values
+    if not values:
+        return ""
+    change = paired_interval(values, found.plan.study.rule.confidence)
+    if abs(change.mean) <= found.evidence.noise_floor_kl or change.low <= 0 <= change.high:
+        return f"no difference that can be told from noise ({_signed(change.mean)})"
+    return format_interval(change.mean, change.low, change.high, _signed)
+
+
+def _signed(nats: float) -> str:
+    return f"{'+' if nats > 0 else ''}{format_nats(nats)}"
+
+
+# --- what to do -------------------------------------------------------------------------
+
+
+def _backend(found: Findings) -> str:
+    """Only where the server's attention changed the advice."""
+    wanted, backend = found.unbarred.choice, found.plan.study.backend
+    if wanted is None or not any(r.arm is wanted.arm and r.status_of("backend") == UNMET for r in found.rungs):
+        return ""
+    able = join_words([name for name, per_head in BACKENDS.items() if per_head])
+    return f"{wanted.arm.name} would be the choice, but {backend} does not take one scale per KV head; {able} does."
+
+
+def _what_to_do(found: Findings, spec: CacheSpec) -> str:
+    if found.outcome.choice is None and not found.outcome.doubts:
+        floor = found.plan.study.rule.capacity_floor_ratio
+        return f"The capacity floor of {floor:.2f} times BF16 excludes BF16 and every arm that keeps the margins."
+    if not found.outcome.decided:
+        return _doubt(found.outcome.doubts)
+    rung, context_len, memory = found.leaning, found.context_len, found.plan.study.memory_bytes
+    held = format_tokens(capacity_tokens(spec, rung.policy, context_len, memory))
+    native = format_tokens(capacity_tokens(spec, found.native.policy, context_len, memory))
+    if rung.scaling == "native":
+        return f"Keep the cache in BF16: {native} tokens in {format_bytes(memory)}; FP8 would at most double that."
+    skipped = name_layers(rung.arm.skip_layers, found.plan.layers)
+    keep = f" and keep {skipped} in BF16" if rung.arm.skip_layers else ""
+    drift = "" if rung.drift is None else f", and gives up {format_nats(rung.drift)} nats per token"
+    return (
+        f"Store FP8 with {_SCALES[rung.scaling]}{keep}: the cache holds {rung.price.ratio_vs_bf16:.2f} times BF16's "
+        f"tokens at {context_len:,} tokens a sequence ({held} against {native} in {format_bytes(memory)}){drift}"
+        f"{_needles(found, rung)}."
+    )
+
+
+def _doubt(doubts: tuple[Rung, ...]) -> str:
+    """The cheapest rung in doubt, clause by clause; the others by name."""
+    first, others = doubts[0], [rung.arm.name for rung in doubts[1:]]
+    said = "; ".join(f"{reason.clause} in {reason.cell}, {reason.text}" for reason in first.undecided[:2])
+    more = len(first.undecided) - 2
+    rest = f", and {more} more clauses" if more > 0 else ""
+    return f"In doubt is {first.arm.name}: {said}{rest}{f'; so are {join_words(others)}' if others else ''}."
+
+
+def _needles(found: Findings, rung: Rung) -> str:
+    def count(arm: str) -> tuple[float, int]:
+        hits = found.trials.paired("hit", arm, None, is_needle).values
+        return sum(hits), len(hits)
+
+    (before, asked), (after, asked_after) = count(BASELINE), count(rung.arm.name)
+    return f"; needles {before:.0f}/{asked} → {after:.0f}/{asked_after}" if asked else ""
+
+
+def _latency(found: Findings) -> str:
+    rung, rule = found.leaning, found.plan.study.rule
+    baseline, other = itl_line(found.trials, BASELINE), itl_line(found.trials, rung.arm.name)
+    if rung.scaling == "native" or baseline is None or other is None:
+        return ""
+    context_len = max(found.plan.study.latency_contexts)
+    if min(baseline.at(context_len), other.at(context_len)) <= 0:
+        return ""
+    ratio = ratio_at(baseline, other, context_len, rule.confidence)
+    met = break_even(baseline, other, rule.confidence, longest=found.plan.max_model_len)
+    match met.kind:
+        case "at" if met.value is not None and met.low is not None and met.high is not None:
+            side = "beyond" if met.faster_beyond else "below"
+            crossing = f"faster {side} {met.value:,.0f} tokens ({met.low:,.0f} to {met.high:,.0f})"
+        case "always":
+            crossing = "faster at every context"
+        case "never":
+            crossing = "slower at every context"
+        case _:
+            crossing = "a break-even cannot be told"
+    times = format_interval(ratio.value, ratio.low, ratio.high, lambda value: f"{value:.2f}")
+    weight = "" if rule.latency_weight else "; this rule gives latency no weight"
+    return f"Measured here, a decoded token at {context_len:,} tokens takes {times} times BF16's: {crossing}{weight}."
+
+
+# --- how sure ---------------------------------------------------------------------------
+
+
+def _how_sure(found: Findings) -> str:
+    rung, rule = found.leaning, found.plan.study.rule
+    counts = [reason.items for reason in (rung.reasons or found.bound) if reason.clause in ("kl", "needle")]
+    items = f", {min(counts)} to {max(counts)} items a cell" if counts else ""
+    noise = f"BF16 repeated differs from itself by {format_nats(found.evidence.noise_floor_kl)}"
+    sure = f"Intervals are {100 * rule.confidence:g} %, paired by item{items}; {noise}."
+    change = _what_would_change(found)
+    return f"{sure} {change}" if change else sure
+
+
+def _what_would_change(found: Findings) -> str:
+    if not found.outcome.decided:
+        return ""
+    if found.leaning.scaling == "native":
+        closest = min((r for r in found.rungs if r.drift is not None), key=lambda r: r.drift or 0.0, default=None)
+        unmet = _first_unmet(closest)
+        if closest is None or unmet is None:
+            return ""
+        return f"The closest to holding is {closest.arm.name}, and it does not: {unmet.cell}, {unmet.text}."
+    nearest = max(
+        (r for r in found.leaning.reasons if r.status == MET and r.high and r.threshold and r.clause != "capacity"),
+        key=lambda r: (r.high or 0.0) / (r.threshold or 1.0),
+        default=None,
+    )
+    if nearest is None:
+        return ""
+    where = f"{nearest.clause} in {nearest.cell}"
+    return f"Nearest to its threshold is {where}: {nearest.text}; a stricter one reopens the question."

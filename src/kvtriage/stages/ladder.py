@@ -1,0 +1,147 @@
+"""The choice: cheapest rung first, and no rung is stepped over while it may still hold.
+
+A rung is one candidate arm with its clauses. They stand in the order of the bytes they
+retain, then of the machinery they need: unit scales, per-tensor scales, per-head scales.
+BF16 is below them all and always holds.
+
+    sound       every quality clause met, and range not shown to be wrong
+    tolerable   every quality clause met although range is wrong
+
+The first sound rung is the choice. Where a cheaper rung is in doubt thin evidence would
+decide, so the answer is that it cannot be told. A tolerable rung is taken only when nothing
+is sound and nothing in doubt: better than BF16 for a user whose margins it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from kvtriage.kvcache.policy import CachePolicy
+from kvtriage.kvcache.price import Worksheet
+from kvtriage.records.case import ArmRecord, Reason
+from kvtriage.stages.clauses import CANNOT_TELL, MET, UNMET, worst
+
+__all__ = ["Outcome", "Rung", "choose", "lean", "order", "repair_of"]
+
+_MACHINERY = {"unit": 0, "per_tensor": 1, "per_head": 2, "native": 3}
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One way to store the cache, and what the evidence says of it."""
+
+    arm: ArmRecord
+    scaling: str
+    """What the server would be given: the arm's, but 'per_tensor' for per-head scales of one head."""
+    policy: CachePolicy
+    price: Worksheet
+    drift: float | None
+    """Mean KL from BF16 over all text, nats per token."""
+    reasons: tuple[Reason, ...]
+
+    @property
+    def quality(self) -> str:
+        """Quality, and latency where the rule gives it weight."""
+        return worst(r.status for r in self.reasons if r.clause in ("kl", "nll", "top1", "needle", "latency"))
+
+    @property
+    def soundness(self) -> str:
+        """'met' unless quality is not, or range is shown to be wrong."""
+        return UNMET if self.status_of("range") == UNMET else self.quality
+
+    @property
+    def allowed(self) -> bool:
+        """False when the server cannot run it, or it keeps too little capacity."""
+        return UNMET not in (self.status_of("backend"), self.status_of("capacity"))
+
+    @property
+    def undecided(self) -> tuple[Reason, ...]:
+        """The clauses that keep this rung in doubt."""
+        return tuple(r for r in self.reasons if r.status == CANNOT_TELL and r.clause != "range")
+
+    def status_of(self, clause: str) -> str | None:
+        return next((r.status for r in self.reasons if r.clause == clause), None)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The choice, or the rungs in doubt that stand before it. Neither: nothing is allowed."""
+
+    choice: Rung | None
+    doubts: tuple[Rung, ...] = ()
+
+    @property
+    def decided(self) -> bool:
+        return self.choice is not None and not self.doubts
+
+
+def order(rungs: Iterable[Rung]) -> tuple[Rung, ...]:
+    """Cheapest first: bytes at the largest context, then machinery."""
+    return tuple(sorted(rungs, key=lambda rung: (rung.price.policy_bytes, _MACHINERY[rung.scaling])))
+
+
+def choose(rungs: Iterable[Rung], native: Rung) -> Outcome:
+    """The first sound rung, or else the least harmful tolerable one, or else BF16.
+
+    Of tolerable rungs with equal bytes the one that drifts least is taken. `native` is the
+    BF16 rung; it is out only where the capacity floor is above 1.
+    """
+    ladder = [rung for rung in order(rungs) if rung.allowed]
+    sound = _first_sound(ladder)
+    if sound.choice or sound.doubts:
+        return replace(sound, choice=sound.choice or _if_allowed(native))
+    tolerable = sorted((r for r in ladder if r.quality == MET), key=lambda r: (r.price.policy_bytes, r.drift or 0.0))
+    if tolerable:
+        return Outcome(tolerable[0])
+    doubts = tuple(rung for rung in ladder if rung.quality == CANNOT_TELL)
+    return Outcome(_if_allowed(native), doubts)
+
+
+def lean(rungs: Iterable[Rung], native: Rung) -> Rung:
+    """The choice if every mean were exact and capacity no object: where the evidence leans."""
+    settled = [_settle(rung) for rung in rungs]
+    return choose(settled, _settle(native)).choice or native
+
+
+def repair_of(scaling: str, skips: bool) -> str:
+    """What uncalibrated FP8 needs, told by the arm that holds."""
+    match scaling, skips:
+        case ("native", _) | ("unit", True):
+            return "skip"
+        case ("unit", False):
+            return "none"
+        case (_, True):
+            return "both"
+        case _:
+            return "scales"
+
+
+def _first_sound(ladder: Iterable[Rung]) -> Outcome:
+    doubts: list[Rung] = []
+    for rung in ladder:
+        if rung.soundness == MET:
+            return Outcome(rung, tuple(doubts))
+        if rung.soundness == CANNOT_TELL:
+            doubts.append(rung)
+    return Outcome(None, tuple(doubts))
+
+
+def _if_allowed(native: Rung) -> Rung | None:
+    return native if native.allowed else None
+
+
+def _settle(rung: Rung) -> Rung:
+    """Undecided clauses read by their means; capacity left out."""
+    reasons = []
+    for reason in rung.reasons:
+        if reason.clause == "capacity":
+            continue
+        if reason.status == CANNOT_TELL:
+            held = reason.value is not None and reason.threshold is not None and reason.value <= reason.threshold
+            reasons.append(msgspec.structs.replace(reason, status=MET if held else UNMET))
+        else:
+            reasons.append(reason)
+    return replace(rung, reasons=tuple(reasons))

@@ -1,0 +1,385 @@
+"""Every branch of the rule, on cases whose right answer is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvtriage.errors import CaseError, EngineError, StudyError
+from kvtriage.records.case import Reason, RepairChoice, ScoreTrial, Verdict
+from kvtriage.records.study import Rule
+from kvtriage.stages.decide import decide
+from kvtriage.stages.pairing import Trials
+from tests.unit.stages.verdict_cases import (
+    HOPELESS,
+    LAYERS,
+    OFFSET,
+    OFFSET_AND_UNDERFLOW,
+    SPREAD_HEADS,
+    UNDERFLOW,
+    Case,
+    drifting,
+    without,
+)
+
+UNIT = RepairChoice(scaling="unit", skip_layers=())
+
+
+def reason(verdict: Verdict, clause: str, arm: str, cell: str = "all") -> Reason:
+    (found,) = [r for r in verdict.reasons if (r.clause, r.arm, r.cell) == (clause, arm, cell)]
+    return found
+
+
+def said(verdict: Verdict) -> str:
+    return " ".join((verdict.headline, *verdict.sentences, *verdict.caveats, verdict.next_step))
+
+
+@pytest.mark.parametrize(
+    ("case", "repair", "scaling", "skip", "arm"),
+    [
+        (Case(), "none", "unit", (), "fp8_unit"),
+        (UNDERFLOW, "scales", "per_tensor", (), "fp8_per_tensor"),
+        (SPREAD_HEADS, "scales", "per_head", (), "fp8_per_head"),
+        (OFFSET, "skip", "unit", (3,), "fp8_unit_skip"),
+        (OFFSET_AND_UNDERFLOW, "both", "per_head", (3,), "fp8_per_head_skip"),
+        (HOPELESS, "skip", "native", tuple(range(LAYERS)), "bf16"),
+    ],
+    ids=["none", "per_tensor", "per_head", "skip", "both", "native"],
+)
+def test_the_cheapest_repair_that_holds(case: Case, repair: str, scaling: str, skip: tuple[int, ...], arm: str) -> None:
+    verdict = case.decide()
+    assert (verdict.status, verdict.repair, verdict.arm) == ("decided", repair, arm)
+    assert verdict.choice == RepairChoice(scaling=scaling, skip_layers=skip)
+    assert verdict.items_needed is None
+    assert 3 <= len(verdict.sentences) <= 6
+
+
+def test_the_same_evidence_in_another_order_gives_the_same_verdict() -> None:
+    assert OFFSET.decide(OFFSET.trials()[::-1]) == OFFSET.decide()
+
+
+# --- what is served -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "args", "ratio"),
+    [
+        (Case(), ("org/model", "--kv-cache-dtype", "fp8"), 2.0),
+        (UNDERFLOW, ("case/checkpoint", "--kv-cache-dtype", "fp8"), 2.0),
+        (OFFSET, ("org/model", "--kv-cache-dtype", "fp8", "--kv-cache-dtype-skip-layers", "3"), 12 / 7),
+        (HOPELESS, ("org/model", "--kv-cache-dtype", "bfloat16"), 1.0),
+    ],
+)
+def test_flags_and_bytes(case: Case, args: tuple[str, ...], ratio: float) -> None:
+    verdict = case.decide()
+    assert verdict.vllm_args == args
+    assert verdict.ratio_vs_bf16 == pytest.approx(ratio)
+
+
+def test_sliding_layers_are_priced_by_their_window() -> None:
+    """Three of six layers slide over 128 of 1,024 tokens: A = 3456, S = 384."""
+    case = replace(OFFSET, kinds=("sliding", "full") * 3, skip=(0, 2, 4))
+    verdict = case.decide()
+    assert verdict.ratio_vs_bf16 == pytest.approx(2 * 3456 / (3456 + 384))
+    assert verdict.vllm_args[-1] == "sliding_window"
+    assert "all 3 sliding layers" in verdict.headline
+
+
+def test_scales_without_a_checkpoint_name_no_model() -> None:
+    verdict = replace(UNDERFLOW, checkpoint=None).decide()
+    assert verdict.vllm_args == ("--kv-cache-dtype", "fp8")
+    assert "kvtriage export" in verdict.next_step
+
+
+def test_a_demo_model_is_served_from_its_folder() -> None:
+    case = Case()
+    plan = msgspec.structs.replace(
+        case.plan(), model=msgspec.structs.replace(case.plan().model, source="demo:smollm2-135m")
+    )
+    verdict = decide(plan, case.scales(), case.sensitivities(), case.evidence(), case.trials(), None, {})
+    assert verdict.vllm_args[0] == "/models/model"
+
+
+# --- guards -------------------------------------------------------------------------------
+
+
+def test_trials_of_other_conditions_are_refused() -> None:
+    first, *rest = Case().trials()
+    with pytest.raises(CaseError, match="other conditions"):
+        Case().decide([msgspec.structs.replace(first, conditions="0" * 64), *rest])
+
+
+def test_a_trial_of_an_unknown_arm_is_refused() -> None:
+    first, *rest = Case().trials()
+    with pytest.raises(CaseError, match="does not name"):
+        Case().decide([msgspec.structs.replace(first, arm="fp4"), *rest])
+
+
+def test_an_item_measured_twice_is_refused() -> None:
+    trials = Case().trials()
+    with pytest.raises(CaseError, match="stands twice under arm 'bf16'"):
+        Case().decide([*trials, trials[0]])
+
+
+def test_no_baseline_no_verdict() -> None:
+    trials = [trial for trial in Case().trials() if trial.arm != "bf16"]
+    with pytest.raises(CaseError, match="no BF16 trials"):
+        Case().decide(trials)
+
+
+@pytest.mark.parametrize("arm", ["fp8_unit", "fp8_per_head_skip", "bound"])
+def test_fp8_without_any_drift_never_engaged(arm: str) -> None:
+    with pytest.raises(EngineError, match=f"{arm}.*quantisation never engaged"):
+        drifting(**{arm: 0.0}).decide()
+
+
+def test_arms_that_are_each_other_are_refused() -> None:
+    case = replace(Case(), same_as={"fp8_x": "fp8_y", "fp8_y": "fp8_x"})
+    arms = {arm.name: arm for arm in case.arms()}
+    with pytest.raises(CaseError, match="circle"):
+        Trials(arms, {}, {}).scores_of("fp8_x")
+
+
+# --- thin evidence ------------------------------------------------------------------------
+
+
+def test_thin_evidence_cannot_tell_and_says_how_much_would() -> None:
+    case = replace(drifting(bound=0.04, fp8_unit=0.048), spread=0.4)
+    verdict = case.decide()
+    assert (verdict.status, verdict.choice, verdict.arm, verdict.vllm_args) == ("cannot_tell", None, None, ())
+    assert verdict.ratio_vs_bf16 is None
+    undecided = [r for r in verdict.reasons if r.arm == "fp8_unit" and r.status == "cannot_tell" and r.cell != "all"]
+    assert undecided
+    assert all(r.items_needed is not None and r.items_needed > r.items for r in undecided)
+    assert verdict.items_needed == max(r.items_needed or 0 for r in undecided)
+    assert f"items_per_bucket = {verdict.items_needed} (now 8)" in verdict.next_step
+    assert "Until then fp8_per_tensor is the safe choice" in verdict.next_step
+    assert "fp8_unit" in verdict.headline
+
+
+def test_as_many_items_as_were_asked_for_do_settle_it() -> None:
+    case = replace(drifting(bound=0.04, fp8_unit=0.048), spread=0.4)
+    needed = case.decide().items_needed
+    assert needed is not None
+    settled = replace(case, items=4 * needed).decide()
+    assert (settled.status, settled.choice) == ("decided", UNIT)
+
+
+def test_a_doubt_that_cannot_change_the_choice_is_no_doubt() -> None:
+    """fp8_unit is undecided on KL, but its range is wrong either way."""
+    verdict = replace(drifting(fp8_unit=0.048), spread=0.6).decide()
+    assert reason(verdict, "kl", "fp8_unit", "bucket 256").status == "cannot_tell"
+    assert reason(verdict, "range", "fp8_unit").status == "unmet"
+    assert (verdict.status, verdict.arm) == ("decided", "fp8_per_tensor")
+
+
+def test_a_doubt_about_a_dearer_arm_is_no_doubt() -> None:
+    verdict = replace(drifting(fp8_unit_skip=0.05), spread=0.4).decide()
+    assert (verdict.status, verdict.choice) == ("decided", UNIT)
+
+
+def test_one_item_has_no_interval() -> None:
+    verdict = replace(Case(), items=1).decide()
+    kl = reason(verdict, "kl", "fp8_unit", "bucket 256")
+    assert (kl.items, kl.low, kl.high, kl.status, kl.items_needed) == (1, None, None, "cannot_tell", None)
+    assert (verdict.status, verdict.items_needed, verdict.repair) == ("cannot_tell", None, "none")
+    assert "at least two items" in verdict.next_step
+
+
+def test_needles_in_doubt_ask_for_needles() -> None:
+    case = replace(Case(), needle={"fp8_unit": 0.249})
+    verdict = case.decide()
+    assert verdict.status == "cannot_tell"
+    assert "needles_per_depth = " in verdict.next_step
+    assert "items_per_bucket" not in verdict.next_step
+
+
+def test_range_in_doubt_does_not_block_but_is_said() -> None:
+    verdict = replace(drifting(fp8_unit=0.0141), spread=0.6).decide()
+    assert reason(verdict, "range", "fp8_unit").status == "cannot_tell"
+    assert (verdict.status, verdict.choice) == ("decided", UNIT)
+    assert "Whether better scales would win something back from fp8_unit is open" in said(verdict)
+
+
+# --- the clauses --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "clause"),
+    [
+        ({"top1": {"fp8_unit": 0.2}}, "top1"),
+        ({"needle": {"fp8_unit": 0.5}}, "needle"),
+        ({"kl": {**Case().kl, "fp8_unit": 0.06, "bound": 0.045}}, "kl"),
+    ],
+)
+def test_one_unmet_clause_is_enough(changes: dict[str, Any], clause: str) -> None:
+    verdict = replace(Case(), **changes).decide()
+    assert reason(verdict, clause, "fp8_unit", "bucket 1024").status == "unmet"
+    assert verdict.arm == "fp8_per_tensor"
+
+
+def test_nll_is_paired_item_by_item() -> None:
+    """Items differ by 0.3 nats from one another, arms by 0.01: only the pairing can see it."""
+    nll = reason(Case().decide(), "nll", "fp8_unit", "bucket 256")
+    assert nll.value == pytest.approx(0.0098, abs=0.001)
+    assert nll.high is not None
+    assert nll.low is not None
+    assert nll.high - nll.low < 0.003
+
+
+def test_range_is_read_against_the_bound_and_its_own_threshold() -> None:
+    healthy, faulty = Case().decide(), UNDERFLOW.decide()
+    assert reason(healthy, "range", "fp8_unit").status == "met"
+    assert reason(healthy, "range", "fp8_unit").threshold == pytest.approx(0.005)
+    wrong = reason(faulty, "range", "fp8_unit")
+    assert wrong.status == "unmet"
+    assert wrong.value == pytest.approx(0.0195, abs=0.001)
+    offset = reason(OFFSET.decide(), "range", "fp8_per_tensor")
+    assert offset.status == "unmet"
+    assert offset.threshold == pytest.approx(0.5 * 0.0775, rel=0.05)
+
+
+def test_gemma_as_measured_needs_nothing() -> None:
+    verdict = drifting(bound=0.0207, fp8_unit=0.0229, fp8_per_tensor=0.0207, fp8_per_head=0.0207).decide()
+    assert verdict.choice == UNIT
+
+
+def test_a_skip_arm_is_read_against_the_same_skip_with_the_best_scales() -> None:
+    wrong = reason(OFFSET_AND_UNDERFLOW.decide(), "range", "fp8_unit_skip")
+    assert "beyond fp8_per_head_skip" in wrong.text
+    assert wrong.status == "unmet"
+
+
+def test_without_the_bound_range_is_not_judged() -> None:
+    verdict = without(UNDERFLOW, "bound").decide()
+    assert not [r for r in verdict.reasons if r.clause == "range" and not r.arm.endswith("_skip")]
+    assert "scale-free bound was not measured" in said(verdict)
+
+
+def test_range_that_nothing_repairs_is_still_better_than_bf16() -> None:
+    """Range wrong at every granularity, margins kept: the least harmful arm of equal bytes."""
+    case = drifting(fp8_unit=0.040, fp8_per_tensor=0.034, fp8_per_head=0.036)
+    verdict = without(case, "fp8_unit_skip", "fp8_per_head_skip").decide()
+    assert verdict.arm == "fp8_per_tensor"
+    assert "although its range is off" in said(verdict)
+
+
+def test_what_was_not_scored_is_counted_and_not_averaged() -> None:
+    whole, holed = Case().decide(), replace(Case(), unscored={"fp8_unit": 2}).decide()
+    before, after = (reason(v, "kl", "fp8_unit", "bucket 256") for v in (whole, holed))
+    assert (before.items, after.items) == (8, 6)
+    assert "2 of 8 items could not be scored" in after.text
+    assert "4 items could not be scored under fp8_unit" in said(holed)
+    assert after.value == pytest.approx(0.0098, rel=0.1)
+
+
+def test_nothing_scored_is_not_zero() -> None:
+    verdict = replace(Case(), unscored={"fp8_unit": 8}).decide()
+    kl = reason(verdict, "kl", "fp8_unit", "bucket 256")
+    assert (kl.value, kl.items, kl.status) == (None, 0, "cannot_tell")
+    assert verdict.status == "cannot_tell"
+
+
+def test_an_item_that_an_arm_never_ran_is_counted_too() -> None:
+    trials = [
+        trial
+        for trial in Case().trials()
+        if not (isinstance(trial, ScoreTrial) and trial.arm == "fp8_unit" and trial.item_id == "text-256-0")
+    ]
+    assert "1 of 8 items" in reason(Case().decide(trials), "nll", "fp8_unit", "bucket 256").text
+
+
+def test_an_arm_that_is_another_answers_with_its_trials() -> None:
+    case = replace(without(UNDERFLOW, "fp8_per_head"), same_as={"fp8_per_head": "fp8_per_tensor"})
+    verdict = case.decide()
+    tensor, head = (reason(verdict, "kl", arm, "bucket 1024") for arm in ("fp8_per_tensor", "fp8_per_head"))
+    assert (tensor.value, tensor.low, tensor.items) == (head.value, head.low, head.items)
+    assert "equal to the bit" in said(verdict)
+
+
+def test_needle_hits_are_told() -> None:
+    verdict = replace(Case(), hits={"fp8_unit": 5}).decide()
+    assert "6/6 needles found in BF16, 5/6 here" in reason(verdict, "needle", "fp8_unit", "bucket 256").text
+    assert "needles 12/12 → 10/12" in said(verdict)
+
+
+# --- capacity and latency -----------------------------------------------------------------
+
+
+def test_a_capacity_floor_can_leave_no_choice() -> None:
+    verdict = replace(OFFSET, rule=Rule(capacity_floor_ratio=1.9)).decide()
+    assert (verdict.status, verdict.choice, verdict.items_needed, verdict.repair) == ("cannot_tell", None, None, "skip")
+    assert reason(verdict, "capacity", "fp8_unit_skip").status == "unmet"
+    assert reason(verdict, "capacity", "fp8_unit").status == "met"
+    assert "capacity" in verdict.headline
+    assert "capacity_floor_ratio" in verdict.next_step
+
+
+def test_a_capacity_floor_that_the_choice_keeps_is_no_matter() -> None:
+    assert replace(OFFSET, rule=Rule(capacity_floor_ratio=1.7)).decide().arm == "fp8_unit_skip"
+
+
+def test_latency_without_weight_is_only_told() -> None:
+    verdict = replace(Case(), itl={"fp8_unit": (1e-5, 0.030)}).decide()
+    assert verdict.choice == UNIT
+    assert not [r for r in verdict.reasons if r.clause == "latency"]
+    assert "slower at every context; this rule gives latency no weight" in said(verdict)
+
+
+def test_latency_with_weight_can_forbid() -> None:
+    """One doubling is worth 10 % here, and FP8 costs 66 %: at 2,048 tokens 50 against 30 ms."""
+    slow = dict.fromkeys((name for name in Case().kl if name.startswith("fp8")), (1e-5, 0.030))
+    case = replace(Case(), itl=slow, rule=Rule(latency_weight=0.1))
+    verdict = case.decide()
+    clause = reason(verdict, "latency", "fp8_unit", "context 2048")
+    assert clause.status == "unmet"
+    assert clause.threshold == pytest.approx(0.1)
+    assert clause.value == pytest.approx(0.655, abs=0.01)
+    assert verdict.arm == "bf16"
+    assert replace(case, rule=Rule(latency_weight=1.0)).decide().choice == UNIT
+
+
+def test_latency_with_weight_but_without_times_cannot_tell() -> None:
+    case = replace(Case(), rule=Rule(latency_weight=0.1))
+    verdict = case.decide([trial for trial in case.trials() if isinstance(trial, ScoreTrial)])
+    assert verdict.status == "cannot_tell"
+    assert "latency_repeats" in verdict.next_step
+
+
+# --- the backend --------------------------------------------------------------------------
+
+
+def test_a_backend_without_per_head_scales_changes_the_advice() -> None:
+    verdict = replace(SPREAD_HEADS, backend="triton_attn").decide()
+    assert (verdict.status, verdict.repair, verdict.arm) == ("decided", "skip", "fp8_unit_skip")
+    assert reason(verdict, "backend", "fp8_per_head").status == "unmet"
+    assert "fp8_per_head would be the choice, but triton_attn does not take one scale per KV head; flash_attn" in said(
+        verdict
+    )
+    assert "no scale wins back" not in verdict.headline
+
+
+def test_a_backend_without_per_head_scales_and_no_way_round() -> None:
+    case = without(SPREAD_HEADS, "fp8_unit_skip", "fp8_per_head_skip")
+    assert replace(case, backend="triton_attn").decide().arm == "bf16"
+
+
+def test_the_backend_does_not_matter_where_per_tensor_is_enough() -> None:
+    verdict = replace(UNDERFLOW, backend="cpu_attn").decide()
+    assert verdict.arm == "fp8_per_tensor"
+    assert "would be the choice" not in said(verdict)
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(StudyError, match="backend"):
+        replace(Case(), backend="telepathy").decide()
+
+
+def test_one_kv_head_needs_no_per_head_scales() -> None:
+    """Per-head scales of one head are per-tensor scales: any backend takes them."""
+    verdict = replace(OFFSET_AND_UNDERFLOW, backend="triton_attn", kv_heads=1).decide()
+    assert (verdict.arm, verdict.repair) == ("fp8_per_head_skip", "both")
+    assert verdict.choice == RepairChoice(scaling="per_tensor", skip_layers=(3,))

@@ -1,0 +1,140 @@
+"""What a verdict says: it names what moved, and calls nothing different that is noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvtriage.records.case import Verdict
+from kvtriage.records.study import Rule
+from kvtriage.stages.findings import heads_off_range
+from kvtriage.stages.wording import format_interval, format_nats, format_share, join_words, name_layers
+from tests.unit.stages.verdict_cases import (
+    HOPELESS,
+    LAYERS,
+    OFFSET,
+    OFFSET_AND_UNDERFLOW,
+    SPREAD_HEADS,
+    UNDERFLOW,
+    Case,
+    without,
+)
+
+
+def said(verdict: Verdict) -> str:
+    return " ".join((verdict.headline, *verdict.sentences, *verdict.caveats, verdict.next_step))
+
+
+def test_headlines() -> None:
+    assert Case().decide().headline == "FP8 needs no repair: serve it uncalibrated, every layer quantised."
+    assert UNDERFLOW.decide().headline.startswith("FP8 needs calibrated per-tensor scales: range is the problem")
+    assert SPREAD_HEADS.decide().headline.startswith("FP8 needs calibrated per-head scales: range is the problem")
+    assert OFFSET.decide().headline == "FP8 needs layer 3 in BF16; no scale wins back what is lost there."
+    assert OFFSET_AND_UNDERFLOW.decide().headline == "FP8 needs calibrated per-head scales, and layer 3 in BF16."
+    assert HOPELESS.decide().headline.startswith("Stay with BF16")
+    assert replace(Case(), items=1).decide().headline.startswith("Cannot tell yet")
+
+
+def test_range_is_not_blamed_when_it_is_not_shown() -> None:
+    verdict = replace(Case(), top1={"fp8_unit": 0.2}).decide()
+    assert verdict.arm == "fp8_per_tensor"
+    assert "range" not in verdict.headline
+    assert "Uncalibrated FP8 does not keep the margins (bucket 256: most likely token changed 20.0 %" in said(verdict)
+
+
+def test_range_and_mantissa_are_told_apart() -> None:
+    assert "Range is wrong: at scale 1 FP8 drifts 0.0287" in said(UNDERFLOW.decide())
+    assert "Mantissa is wrong" not in said(UNDERFLOW.decide())
+    assert "Mantissa is wrong: even with unlimited range its 3 bits cost 0.0775" in said(OFFSET.decide())
+    assert "Range is wrong" not in said(OFFSET.decide())
+    both = said(OFFSET_AND_UNDERFLOW.decide())
+    assert "Mantissa is wrong" in both
+    assert "Range is wrong in the layers that stay in FP8" in both
+
+
+def test_heads_out_of_range_are_named() -> None:
+    verdict = replace(UNDERFLOW, per_head={(3, 1): 2e-6, (2, 0): 9.0}).decide()
+    assert "V of layer 3, head 1 reaches 0.000896 and underflows" in said(verdict)
+    assert "V of layer 2, head 0 reaches 4.03e+03 and saturates" in said(verdict)
+
+
+def test_heads_that_share_a_scale_are_read_against_it() -> None:
+    scales = replace(Case(), per_head={(3, 1): 2e-6, (4, 0): 9.0, (4, 1): 9.0, (4, 2): 9.0}).scales()
+    assert [(off.layer_idx, off.head, off.saturates) for off in heads_off_range(scales, "unit")] == [
+        (3, 1, False),
+        (4, 0, True),
+        (4, 1, True),
+        (4, 2, True),
+    ]
+    assert [(off.layer_idx, off.head) for off in heads_off_range(scales, "per_tensor")] == [(3, 1)]
+
+
+def test_one_axis_at_a_time() -> None:
+    text = said(UNDERFLOW.decide())
+    assert "calibration (fp8_unit → fp8_per_tensor) -0.0195 (" in text
+    assert "granularity (fp8_per_tensor → fp8_per_head)" in text
+    assert "both moved" not in text
+
+
+def test_without_the_per_tensor_arm_both_axes_moved() -> None:
+    text = said(without(SPREAD_HEADS, "fp8_per_tensor").decide())
+    assert "calibration and granularity, which both moved, so that neither can be credited alone" in text
+    assert "No calibrated per-tensor arm was run" in text
+
+
+def test_what_is_inside_the_noise_is_not_called_different() -> None:
+    kl = {**Case().kl, "bf16_repeat": 0.002}
+    assert "granularity (fp8_per_tensor → fp8_per_head) no difference" in said(replace(Case(), kl=kl).decide())
+    quiet = replace(Case(), kl={**kl, "bf16_repeat": 0.0120}).decide()
+    assert "inside the noise of BF16 repeated" in next(r.text for r in quiet.reasons if r.clause == "kl")
+
+
+def test_a_suspicion_is_not_a_proof() -> None:
+    text = said(replace(OFFSET, suspects_proven=False).decide())
+    assert "no layer stands out in the probes" in text
+    assert "only the most sensitive one found" in text
+
+
+def test_native_says_what_came_closest() -> None:
+    text = said(HOPELESS.decide())
+    assert "keeping layer 3 in BF16 is not enough" in text
+    assert "The closest to holding is fp8_per_head_skip" in text
+
+
+def test_a_baseline_that_makes_no_sense_is_said() -> None:
+    text = said(replace(Case(), nll=11.0, hits=dict.fromkeys(Case().kl, 0)).decide())
+    assert "BF16 itself makes no sense of this text" in text
+    assert "BF16 finds none of the 12 needles" in text
+    assert "makes no sense" not in said(Case().decide())
+
+
+def test_the_engine_and_its_limits_are_said() -> None:
+    text = said(Case().decide())
+    for part in (
+        "embedded engine on cpu (storage numerics",
+        "1,024 of the model's 8,192",
+        "135 million",
+        "nothing about",
+    ):
+        assert part in text
+
+
+def test_break_even_is_told_with_its_interval() -> None:
+    itl = {"bf16": (4e-5, 0.010), "fp8_unit": (2e-5, 0.030)}
+    text = said(replace(Case(), itl=itl, rule=Rule(latency_weight=1.0)).decide())
+    assert "times BF16's: faster beyond 1,0" in text or "times BF16's: faster beyond 99" in text
+    assert "no weight" not in text
+
+
+def test_numbers_in_words() -> None:
+    assert [format_nats(x) for x in (0.02862, 3e-7, 0.0)] == ["0.0286", "3.0e-07", "0.0000"]
+    assert format_share(0.0573) == "5.7 %"
+    assert format_interval(0.01, None, None, format_nats) == "0.0100 (no interval)"
+    assert [join_words(w) for w in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
+
+
+def test_layers_in_words() -> None:
+    geometry = replace(Case(), kinds=("sliding", "full") * (LAYERS // 2)).plan().layers
+    assert name_layers((3,), geometry) == "layer 3"
+    assert name_layers((5, 0, 1), geometry) == "layers 0, 1 and 5"
+    assert name_layers((0, 2, 4), geometry) == "all 3 sliding layers"
+    assert name_layers(range(LAYERS), geometry) == "all 6 layers"
