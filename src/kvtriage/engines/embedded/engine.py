@@ -37,7 +37,7 @@ from kvtriage.fp8.stats import HeldOut, KVStats
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.spec import CacheSpec
 
-__all__ = ["EmbeddedEngine", "open_engine"]
+__all__ = ["EmbeddedEngine", "EmbeddedSession", "LogProbs", "open_engine"]
 
 NUMERICS = ("storage", "attention")
 _ROWS = 32
