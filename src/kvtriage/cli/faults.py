@@ -13,7 +13,7 @@ from kvtriage.cli.sources import resolve_model
 from kvtriage.cli.terminal import open_progress, say
 from kvtriage.kvcache.readers import read_cache_spec
 
-__all__ = ["faults_group"]
+__all__ = ["faults_group", "list_command", "plant_command"]
 
 
 @click.group("faults")

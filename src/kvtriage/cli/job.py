@@ -57,6 +57,7 @@ __all__ = [
     "Wiring",
     "embedded",
     "open_job",
+    "open_subject_engine",
     "read_subject",
     "reread_subject",
     "run_ablate",

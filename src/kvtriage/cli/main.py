@@ -22,7 +22,7 @@ from kvtriage.errors import KvtriageError
 if TYPE_CHECKING:
     from kvtriage.cli.job import Wiring
 
-__all__ = ["main"]
+__all__ = ["kvtriage", "main"]
 
 BROKEN_PIPE = 141
 INTERRUPTED = 130

@@ -1,0 +1,125 @@
+"""Every bad input: one sentence, one hint, its exit code, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvtriage.cli.main import main
+
+
+def _configure(model: Path, **changes: object) -> None:
+    file = model / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def _drop_key(model: Path) -> None:
+    file = model / "config.json"
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "num_hidden_layers"}))
+
+
+def _truncate(model: Path) -> None:
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+def _point_outside(model: Path) -> None:
+    index = {"metadata": {}, "weight_map": {"model.norm.weight": "../elsewhere.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+BROKEN_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "weights missing": (lambda model: (model / "model.safetensors").unlink(), "model.safetensors"),
+    "weights truncated": (_truncate, "model.safetensors"),
+    "index leads outside": (_point_outside, "../elsewhere.safetensors"),
+    "config missing": (lambda model: (model / "config.json").unlink(), "config.json"),
+    "config is not JSON": (lambda model: (model / "config.json").write_text("{"), "config.json"),
+    "config lacks a key": (_drop_key, "num_hidden_layers"),
+    "architecture unknown": (lambda model: _configure(model, architectures=["HyenaForCausalLM"]), "HyenaForCausalLM"),
+    "remote code": (lambda model: _configure(model, auto_map={"AutoModel": "m.M"}), "code of its own"),
+    "tokenizer missing": (lambda model: (model / "tokenizer.json").unlink(), "tokenizer"),
+}
+
+
+def _refused(capsys: pytest.CaptureFixture[str], out: Path, args: list[str], code: int = 2) -> str:
+    """Run `args`, check the form of the answer, and return its sentence."""
+    before = sorted(out.parent.rglob("*"))
+    assert main(args) == code
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    lines = seen.err.splitlines()
+    assert [line.split(":")[0] for line in lines[-2:]] == ["error", "hint"], seen.err
+    assert sum(line.startswith(("error:", "hint:")) for line in lines) == 2
+    assert "Traceback" not in seen.err
+    assert len(lines[-1]) > len("hint: ")
+    assert sorted(out.parent.rglob("*")) == before, "something was left behind"
+    return lines[-2]
+
+
+@pytest.mark.parametrize("how", BROKEN_MODELS)
+def test_a_broken_model(
+    capsys: pytest.CaptureFixture[str], model_copy: Path, traffic: Path, tmp_path: Path, study_file: Path, how: str
+) -> None:
+    break_it, named = BROKEN_MODELS[how]
+    break_it(model_copy)
+    out = tmp_path / "cases" / "case"
+    out.parent.mkdir()
+    args = ["run", str(model_copy), "--data", str(traffic), "--out", str(out), "--study", str(study_file)]
+    assert named in _refused(capsys, out, args)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "empty"),
+        ('{"txet": "hello"}\n', "line 1"),
+        ("not json\n", "line 1"),
+        ('{"text": "a few words"}\n' * 3, "256"),
+    ],
+)
+def test_bad_data(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path, study_file: Path, text: str, named: str
+) -> None:
+    data, out = tmp_path / "traffic.jsonl", tmp_path / "case"
+    data.write_text(text)
+    args = ["run", str(tiny_model), "--data", str(data), "--out", str(out), "--study", str(study_file)]
+    assert named in _refused(capsys, out, args)
+
+
+def test_contexts_beyond_the_limit(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, traffic: Path, tmp_path: Path, study_file: Path
+) -> None:
+    out = tmp_path / "case"
+    args = ["run", str(tiny_model), "--data", str(traffic), "--out", str(out), "--study", str(study_file)]
+    assert "4,096 tokens" in _refused(capsys, out, [*args, "--buckets", "256,4096"])
+
+
+def test_a_device_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, traffic: Path, tmp_path: Path, study_file: Path
+) -> None:
+    out = tmp_path / "case"
+    args = ["run", str(tiny_model), "--data", str(traffic), "--study", str(study_file), "--dry-run"]
+    assert "abacus" in _refused(capsys, out, [*args, "--device", "abacus"])
+
+
+def test_out_is_wanted(capsys: pytest.CaptureFixture[str], tiny_model: Path, traffic: Path, tmp_path: Path) -> None:
+    assert "--out" in _refused(capsys, tmp_path / "case", ["run", str(tiny_model), "--data", str(traffic)])
+
+
+def test_a_folder_with_other_files(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, traffic: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "thesis"
+    out.mkdir()
+    (out / "chapter.tex").write_text("mine")
+    args = ["run", str(tiny_model), "--data", str(traffic), "--out", str(out)]
+    assert "chapter.tex" in _refused(capsys, out, args)
+
+
+@pytest.mark.parametrize("verb", ["calibrate", "diagnose", "ablate", "decide", "report"])
+def test_a_verb_without_a_case(capsys: pytest.CaptureFixture[str], tmp_path: Path, verb: str) -> None:
+    out = tmp_path / "case"
+    assert "not a case folder" in _refused(capsys, out, [verb, str(out)])
