@@ -37,7 +37,7 @@ def next_step(found: Findings) -> str:
     if found.outcome.choice is None:
         return "Lower capacity_floor_ratio, or widen the margins that are unmet, and run kvtriage decide again."
     if found.leaning.scaling in ("per_tensor", "per_head") and found.checkpoint is None:
-        return "Write the checkpoint with the scales first (kvtriage export), then serve it with these flags."
+        return "Write the scales into a checkpoint first (kvtriage calibrate does), then serve it with these flags."
     return "Serve with these flags, and repeat the study when the model or the traffic changes."
 
 

@@ -25,6 +25,7 @@ from tests.unit.stages.verdict_cases import (
     without,
 )
 
+SPARE_ARMS = ("fp8_per_tensor", "fp8_per_head", "fp8_unit_skip", "fp8_per_head_skip")
 UNIT = RepairChoice(scaling="unit", skip_layers=())
 
 
@@ -91,7 +92,7 @@ def test_sliding_layers_are_priced_by_their_window() -> None:
 def test_scales_without_a_checkpoint_name_no_model() -> None:
     verdict = replace(UNDERFLOW, checkpoint=None).decide()
     assert verdict.vllm_args == ("--kv-cache-dtype", "fp8")
-    assert "kvtriage export" in verdict.next_step
+    assert "kvtriage calibrate" in verdict.next_step
 
 
 def test_a_demo_model_is_served_from_its_folder() -> None:
@@ -161,10 +162,12 @@ def test_thin_evidence_cannot_tell_and_says_how_much_would() -> None:
 
 
 def test_as_many_items_as_were_asked_for_do_settle_it() -> None:
-    case = replace(drifting(bound=0.04, fp8_unit=0.048), spread=0.4)
+    """Twice as many, to be exact: the spread of eight items is itself only an estimate."""
+    case = replace(without(drifting(bound=0.04, fp8_unit=0.046), *SPARE_ARMS), spread=0.4)
     needed = case.decide().items_needed
     assert needed is not None
-    settled = replace(case, items=4 * needed).decide()
+    assert needed > case.items
+    settled = replace(case, items=2 * needed).decide()
     assert (settled.status, settled.choice) == ("decided", UNIT)
 
 
@@ -195,6 +198,16 @@ def test_needles_in_doubt_ask_for_needles() -> None:
     assert verdict.status == "cannot_tell"
     assert "needles_per_depth = " in verdict.next_step
     assert "items_per_bucket" not in verdict.next_step
+
+
+def test_range_in_doubt_asks_for_no_items_of_its_own() -> None:
+    """Only quality keeps fp8_unit in doubt; its range would need more items than that."""
+    verdict = replace(drifting(bound=0.0285, fp8_unit=0.043), spread=0.4).decide()
+    in_range = reason(verdict, "range", "fp8_unit")
+    assert (verdict.status, in_range.status) == ("cannot_tell", "cannot_tell")
+    assert in_range.items_needed is not None
+    assert verdict.items_needed is not None
+    assert verdict.items_needed < in_range.items_needed
 
 
 def test_range_in_doubt_does_not_block_but_is_said() -> None:
@@ -251,6 +264,11 @@ def test_a_skip_arm_is_read_against_the_same_skip_with_the_best_scales() -> None
     wrong = reason(OFFSET_AND_UNDERFLOW.decide(), "range", "fp8_unit_skip")
     assert "beyond fp8_per_head_skip" in wrong.text
     assert wrong.status == "unmet"
+
+
+def test_the_best_scales_of_a_skip_have_nothing_to_be_read_against() -> None:
+    verdict = OFFSET_AND_UNDERFLOW.decide()
+    assert not [r for r in verdict.reasons if r.clause == "range" and r.arm == "fp8_per_head_skip"]
 
 
 def test_without_the_bound_range_is_not_judged() -> None:
@@ -320,6 +338,11 @@ def test_a_capacity_floor_can_leave_no_choice() -> None:
 
 def test_a_capacity_floor_that_the_choice_keeps_is_no_matter() -> None:
     assert replace(OFFSET, rule=Rule(capacity_floor_ratio=1.7)).decide().arm == "fp8_unit_skip"
+
+
+def test_what_fp8_needs_does_not_depend_on_the_floor() -> None:
+    verdict = replace(OFFSET_AND_UNDERFLOW, rule=Rule(capacity_floor_ratio=1.9)).decide()
+    assert (verdict.choice, verdict.repair) == (None, "both")
 
 
 def test_latency_without_weight_is_only_told() -> None:
