@@ -14,77 +14,27 @@ exact. The offset's bias is no BF16 number and is stored as float32.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from kvtriage.checkpoints.attention_names import text_stack
+from kvtriage.checkpoints.attention_weights import AttentionWeights, float_tensor, to_float32
 from kvtriage.checkpoints.bf16 import narrow, widen
-from kvtriage.checkpoints.links import followed
-from kvtriage.checkpoints.model_folder import ModelFolder
-from kvtriage.checkpoints.safetensors_file import RawTensor, ShardHeader, read_header, read_raw
-from kvtriage.errors import BadInput, ModelError
-from kvtriage.kvcache.spec import CacheSpec, LayerSpec
+from kvtriage.checkpoints.safetensors_file import RawTensor
+from kvtriage.errors import BadInput
+from kvtriage.kvcache.spec import LayerSpec
 
-__all__ = ["AttentionWeights", "Edits", "float_tensor", "offset_v", "open_attention", "shift_k", "shift_v", "v_rms"]
+__all__ = ["Edits", "offset_v", "shift_k", "shift_v"]
 
 Array = npt.NDArray[np.float32]
 Edits = dict[str, RawTensor]
 """New tensors by name; those not named stay as they are."""
 
 
-@dataclass(frozen=True)
-class AttentionWeights:
-    """The attention tensors of one checkpoint, read one at a time."""
-
-    model: ModelFolder
-    headers: Mapping[str, ShardHeader]
-    prefixes: Mapping[int, str]
-    spec: CacheSpec
-
-    def name(self, layer_idx: int, part: str) -> str:
-        """'model.layers.3.self_attn.' + part."""
-        return f"{self.prefixes[layer_idx]}.{part}"
-
-    def has(self, layer_idx: int, part: str) -> bool:
-        return self.name(layer_idx, part) in self.model.weight_map
-
-    def raw(self, name: str) -> RawTensor:
-        """Raises ModelError when the checkpoint has no such tensor."""
-        if name not in self.model.weight_map:
-            raise ModelError(
-                f"{self.model.path} has no tensor {name!r}",
-                hint="faults are planted in separate q, k, v and o projections; this checkpoint stores them otherwise",
-            )
-        shard = self.model.weight_map[name]
-        return read_raw(followed(self.model.path, shard), self.headers[shard], name)
-
-    def floats(self, layer_idx: int, part: str, shape: tuple[int, ...]) -> Array:
-        """One tensor as float32, of the shape its layer's geometry demands. Raises ModelError."""
-        name = self.name(layer_idx, part)
-        raw = self.raw(name)
-        if raw.shape[: len(shape)] != shape:
-            raise ModelError(
-                f"{name!r} has shape {list(raw.shape)} where the configuration means {list(shape)}",
-                hint="config.json and weights are of different models",
-            )
-        return _to_float32(raw, name)
-
-    def layer(self, layer_idx: int) -> LayerSpec:
-        return self.spec.layers[layer_idx]
-
-
-def open_attention(model: ModelFolder, spec: CacheSpec) -> AttentionWeights:
-    """Raises ModelError when the checkpoint's layers are not found."""
-    headers = {shard: read_header(followed(model.path, shard)) for shard in sorted(set(model.weight_map.values()))}
-    return AttentionWeights(model, headers, text_stack(model.weight_map, spec.num_layers), spec)
-
-
 def shift_v(weights: AttentionWeights, layer_idx: int, heads: Iterable[int], octaves: int) -> Edits:
     """V of the KV `heads` × 2^octaves, undone in o_proj. Raises BadInput when BF16 cannot hold it."""
     layer = weights.layer(layer_idx)
-    out_shape = (_hidden(weights, layer_idx), layer.num_attention_heads * layer.head_dim_v)
+    out_shape = (weights.hidden_size(layer_idx), layer.num_attention_heads * layer.head_dim_v)
     edits: Edits = {}
     v_rows = _rows(heads, layer.head_dim_v)
     o_columns = _rows(_query_heads(layer, heads), layer.head_dim_v)
@@ -136,45 +86,6 @@ def offset_v(weights: AttentionWeights, offsets: Mapping[int, Sequence[float]]) 
     return edits
 
 
-def v_rms(weights: AttentionWeights, layer_idx: int, *, gain_plus_one: bool) -> npt.NDArray[np.float64]:
-    """RMS of V per KV head, estimated from the weights alone: [Hkv].
-
-    V = W·(g ⊙ x) + b where x leaves an RMS norm. Taking the coordinates of x as uncorrelated
-    with unit variance, the variance of V_i is Σ_j (W_ij g_j)² (+ b_i²). `gain_plus_one` for
-    norms that multiply by 1 + w.
-    """
-    layer = weights.layer(layer_idx)
-    rows = layer.num_kv_heads * layer.head_dim_v
-    w_v = weights.floats(layer_idx, "v_proj.weight", (rows, _hidden(weights, layer_idx))).astype(np.float64)
-    norm_name = weights.prefixes[layer_idx].removesuffix("self_attn") + "input_layernorm.weight"
-    gain = _to_float32(weights.raw(norm_name), norm_name).astype(np.float64) + (1.0 if gain_plus_one else 0.0)
-    variance = np.square(w_v) @ np.square(gain)
-    if weights.has(layer_idx, "v_proj.bias"):
-        variance += np.square(weights.floats(layer_idx, "v_proj.bias", (rows,)).astype(np.float64))
-    rms: npt.NDArray[np.float64] = np.sqrt(variance.reshape(layer.num_kv_heads, layer.head_dim_v).mean(axis=1))
-    return rms
-
-
-def float_tensor(values: npt.ArrayLike, dtype: str) -> RawTensor:
-    """`values` as BF16 or F32 bytes, any shape."""
-    array = np.asarray(values, dtype="<f4")
-    bits = narrow(array).astype("<u2") if dtype == "BF16" else array
-    return RawTensor(dtype, array.shape, np.ascontiguousarray(bits).reshape(-1).view(np.uint8))
-
-
-def _to_float32(raw: RawTensor, name: str) -> Array:
-    match raw.dtype:
-        case "BF16":
-            return widen(raw.data.view("<u2")).reshape(raw.shape)
-        case "F32":
-            return raw.data.view("<f4").astype(np.float32).reshape(raw.shape)
-        case dtype:
-            raise ModelError(
-                f"{name!r} is stored as {dtype}, in which a fault cannot be planted exactly",
-                hint="use a BF16 or float32 checkpoint",
-            )
-
-
 def _shifted(
     weights: AttentionWeights,
     layer_idx: int,
@@ -190,7 +101,7 @@ def _shifted(
     with np.errstate(over="ignore", under="ignore"):
         changed[where] = np.ldexp(values[where], octaves)
         tensor = float_tensor(changed, dtype)
-        back = _to_float32(tensor, name)
+        back = to_float32(tensor, name)
         back[where] = np.ldexp(back[where], -octaves)
     if not np.array_equal(back, values):
         raise BadInput(
@@ -207,7 +118,7 @@ def _offset(weights: AttentionWeights, layer: LayerSpec, offsets: Sequence[float
     per_query = np.repeat(
         added.reshape(layer.num_kv_heads, 1), layer.queries_per_kv_head * layer.head_dim_v, axis=1
     ).reshape(-1)
-    hidden = _hidden(weights, layer.layer_idx)
+    hidden = weights.hidden_size(layer.layer_idx)
     w_o = weights.floats(layer.layer_idx, "o_proj.weight", (hidden, per_query.size)).astype(np.float64)
     o_bias = -(w_o @ per_query)
     edits: Edits = {}
@@ -225,17 +136,13 @@ def _zero_biases(weights: AttentionWeights, layer: LayerSpec) -> Edits:
         "q_proj.bias": layer.num_attention_heads * layer.head_dim,
         "k_proj.bias": layer.num_kv_heads * layer.head_dim,
         "v_proj.bias": layer.num_kv_heads * layer.head_dim_v,
-        "o_proj.bias": _hidden(weights, layer.layer_idx),
+        "o_proj.bias": weights.hidden_size(layer.layer_idx),
     }
     return {
         weights.name(layer.layer_idx, part): float_tensor(np.zeros(size), "BF16")
         for part, size in sizes.items()
         if not weights.has(layer.layer_idx, part)
     }
-
-
-def _hidden(weights: AttentionWeights, layer_idx: int) -> int:
-    return weights.raw(weights.name(layer_idx, "o_proj.weight")).shape[0]
 
 
 def _query_heads(layer: LayerSpec, heads: Iterable[int]) -> tuple[int, ...]:

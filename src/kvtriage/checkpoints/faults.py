@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from kvtriage.checkpoints.fault_edits import AttentionWeights, Edits, offset_v, open_attention, shift_k, shift_v, v_rms
+from kvtriage.checkpoints.attention_weights import AttentionWeights, open_attention
+from kvtriage.checkpoints.fault_edits import Edits, offset_v, shift_k, shift_v
 from kvtriage.checkpoints.json_file import encode_object
 from kvtriage.checkpoints.links import followed, link_or_copy
 from kvtriage.checkpoints.model_folder import INDEX_NAME, ModelFolder
 from kvtriage.checkpoints.safetensors_file import ITEM_BYTES, RawTensor, read_raw, write_shard
+from kvtriage.checkpoints.v_estimate import v_rms
 from kvtriage.errors import BadInput, ModelError
 from kvtriage.files import new_folder, write_atomic
 from kvtriage.kvcache.policy import Scaling
@@ -41,7 +43,7 @@ class Strength:
     low: float
     high: float
     unit: str
-    """'octaves' (powers of two, whole numbers) or 'times the RMS of V'."""
+    """'octaves' (powers of two, whole numbers) or 'times the estimated RMS of V'."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +124,14 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
                 "skip",
                 "A constant added to V and undone in o_proj's bias: V's own variation falls into the mantissa "
                 "bits that E4M3 has not got, at any scale.",
-                Strength(32, 4, 256, "times the RMS of V"),
+                Strength(12, 2, 100, "times the estimated RMS of V"),
             ),
             Fault(
                 "v_offset_type",
                 "A V offset in all layers of one attention type",
                 "skip",
                 "The same offset in every sliding layer, or in every layer of --layer's type.",
-                Strength(16, 4, 256, "times the RMS of V"),
+                Strength(8, 2, 100, "times the estimated RMS of V"),
                 takes_head=False,
             ),
             Fault(
@@ -137,7 +139,7 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
                 "Range in one layer, mantissa in another",
                 "both",
                 "v_underflow in one layer (12 octaves) and v_offset in another, the one that --layer names.",
-                Strength(32, 4, 256, "times the RMS of V"),
+                Strength(12, 2, 100, "times the estimated RMS of V"),
                 takes_head=False,
             ),
         )
@@ -249,8 +251,8 @@ class _Site:
         return self.weights.spec.num_layers
 
     def default_layer(self) -> int:
-        """A third of the way up: early enough that what it loses is felt in all layers above."""
-        return self.num_layers // 3
+        """An early layer: what it loses is felt in all those above."""
+        return self.num_layers // 8
 
     def one_layer(self) -> int:
         return self.default_layer() if self.layer is None else self.layer
@@ -328,7 +330,10 @@ def _plant_v_offset_type(site: _Site) -> _Change:
 
 def _plant_range_and_mantissa(site: _Site) -> _Change:
     offset_layer = site.one_layer()
-    range_layer = next(i for i in (2 * site.num_layers // 3, 0, 1) if i != offset_layer and i < site.num_layers)
+    if site.num_layers < 2:
+        raise UnsupportedFault("this model has one layer, and the fault needs two", hint="plant v_offset instead")
+    upper = 2 * site.num_layers // 3
+    range_layer = upper if upper != offset_layer else 0
     every_head = range(site.weights.layer(range_layer).num_kv_heads)
     offset = _offsets(site, frozenset({offset_layer}))
     return _Change(
@@ -388,7 +393,7 @@ def _checked_strength(fault: Fault, strength: float | None) -> float:
         return 0.0
     if strength is None:
         return allowed.default
-    whole = allowed.unit != "octaves" or strength == math.floor(strength)
+    whole = allowed.unit != "octaves" or strength % 1 == 0
     if not (allowed.low <= strength <= allowed.high and whole):
         number = "a whole number" if allowed.unit == "octaves" else "a number"
         raise BadInput(
@@ -430,7 +435,7 @@ def _check_qk_norm(site: _Site, layer_idx: int) -> None:
 
 
 def _write(model: ModelFolder, weights: AttentionWeights, change: _Change, planted: Planted, out: Path) -> None:
-    placed = _placed(model, change.edits)
+    placed = _placed(weights, change)
     touched = {shard for name, shard in placed.items() if name in change.edits}
     with new_folder(out) as scratch:
         for entry in sorted(os.listdir(model.path)):
@@ -449,11 +454,13 @@ def _write(model: ModelFolder, weights: AttentionWeights, change: _Change, plant
         write_atomic(scratch / TRUTH_NAME, encode_object(truth))
 
 
-def _placed(model: ModelFolder, edits: Iterable[str]) -> dict[str, str]:
-    """Tensor → file of the new checkpoint: a new bias goes where its projection's weight is."""
-    return model.weight_map | {
-        name: model.weight_map[name.removesuffix("bias") + "weight"] for name in edits if name not in model.weight_map
-    }
+def _placed(weights: AttentionWeights, change: _Change) -> dict[str, str]:
+    """Tensor → file of the new checkpoint. New biases all go into one file that is written anyway."""
+    weight_map = weights.model.weight_map
+    new = [name for name in change.edits if name not in weight_map]
+    if not new:
+        return weight_map
+    return weight_map | dict.fromkeys(new, weight_map[weights.name(min(change.layers), "v_proj.weight")])
 
 
 def _tensors(weights: AttentionWeights, edits: Edits, placed: Mapping[str, str], shard: str) -> dict[str, RawTensor]:

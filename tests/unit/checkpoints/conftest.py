@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtriage.checkpoints.fault_edits import float_tensor
+from kvtriage.checkpoints.attention_weights import float_tensor
 from kvtriage.checkpoints.safetensors_file import RawTensor, write_shard
 
 FolderMaker = Callable[..., Path]

@@ -10,7 +10,7 @@ import pytest
 from safetensors import safe_open
 
 from kvtriage.checkpoints import overlay
-from kvtriage.checkpoints.fault_edits import float_tensor
+from kvtriage.checkpoints.attention_weights import float_tensor
 from kvtriage.checkpoints.model_folder import ModelFolder, load_model_folder
 from kvtriage.checkpoints.overlay import OVERLAY_NAME, SCALES_NAME, read_scales, write_overlay
 from kvtriage.checkpoints.safetensors_file import RawTensor, read_header, read_raw, write_shard
