@@ -1,0 +1,198 @@
+"""An engine without a model: instant, seeded, and true to the contract.
+
+Damage is a property of each layer, given at construction: `mantissa` is what any FP8 format
+costs there, `range_` what comes on top at unit scale, `spread` what comes on top until every
+head has a scale of its own. KL divergences add up over layers, with a small scatter by item.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvtriage.engines.base import (
+    Applied,
+    Arm,
+    Distribution,
+    EngineInfo,
+    Generation,
+    Progress,
+    ScoreRequest,
+    ScoreResponse,
+    Tokenizer,
+)
+from kvtriage.fp8.e4m3 import MAX, SUB_OCTAVES
+from kvtriage.fp8.scales import ScaleSet
+from kvtriage.fp8.stats import EXPONENT_MAX, EXPONENT_MIN, HeldOut, HeldOutShare, KVStats, RangeStats
+from kvtriage.kvcache.policy import Fp8, Mantissa, Native, Scaling
+from kvtriage.kvcache.price import price_policy
+from kvtriage.kvcache.spec import CacheSpec, LayerSpec
+
+__all__ = ["FakeEngine", "FakeTokenizer"]
+
+_HEALTHY = 0.0004
+"""Nats per token that FP8 costs in a healthy layer."""
+
+
+class FakeTokenizer:
+    """One token per word; BOS is 0."""
+
+    bos: tuple[int, ...] = (0,)
+
+    def encode(self, text: str) -> list[int]:
+        return [1 + sum(word.encode()) % 999 + 1000 * (len(word) % 60) for word in text.split()]
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
+        return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+
+
+@dataclass(frozen=True)
+class _Drift:
+    """A distribution of which only its distance from BF16 is known: [S]."""
+
+    kl: tuple[float, ...]
+
+    def kl_from(self, reference: Distribution) -> tuple[float, ...]:
+        if not isinstance(reference, _Drift):
+            raise TypeError("distributions of two engines cannot be compared")
+        return tuple(abs(own - other) for own, other in zip(self.kl, reference.kl, strict=True))
+
+
+@dataclass
+class FakeEngine:
+    """See engines.base.Engine. `scored` counts score calls, for tests of resuming."""
+
+    spec: CacheSpec
+    mantissa: Mapping[int, float] = field(default_factory=dict)
+    range_: Mapping[int, float] = field(default_factory=dict)
+    spread: Mapping[int, float] = field(default_factory=dict)
+    per_head_scales: bool = True
+    scored: int = 0
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return FakeTokenizer()
+
+    def info(self) -> EngineInfo:
+        return EngineInfo(
+            name="fake",
+            version="1",
+            device="none",
+            backend="none",
+            numerics="storage",
+            compute_dtype="float64",
+            native_dtype="bfloat16",
+            threads=1,
+            per_head_scales=self.per_head_scales,
+        )
+
+    @contextlib.contextmanager
+    def open(self, arm: Arm) -> Iterator[_FakeSession]:
+        yield _FakeSession(self, arm)
+
+    def probe(self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], progress: Progress) -> list[list[float]]:
+        progress(len(arms), len(arms))
+        return [[self._damage(arm, request.item_id) for request in requests] for arm in arms]
+
+    def observe(self, prompts: Sequence[Sequence[int]], position_edges: Sequence[int], progress: Progress) -> KVStats:
+        progress(len(prompts), len(prompts))
+        tensors = {}
+        for layer in self.spec.layers:
+            for tensor, heads in (
+                ("q", layer.num_attention_heads),
+                ("k", layer.num_kv_heads),
+                ("v", layer.num_kv_heads),
+            ):
+                tensors[layer.layer_idx, tensor] = _ranges(layer, heads, len(position_edges), tensor)
+        return KVStats(tuple(position_edges), sum(map(len, prompts)), tensors)
+
+    def check_scales(self, prompts: Sequence[Sequence[int]], scales: ScaleSet, progress: Progress) -> HeldOut:
+        progress(len(prompts), len(prompts))
+        shares = [
+            HeldOutShare(layer.layer_idx, tensor, head, 0.0, 0.01, 8.0)
+            for layer in self.spec.layers
+            for tensor in ("k", "v")
+            for head in range(layer.num_kv_heads)
+        ]
+        return HeldOut(tuple(shares), sum(map(len, prompts)))
+
+    def _damage(self, arm: Arm, item_id: str) -> float:
+        """Nats per token of one arm on one item, deterministic."""
+        total = 1e-6 * (arm.prefill_chunk is not None)
+        for layer, fmt in zip(self.spec.layers, arm.policy.formats, strict=True):
+            total += self._layer_damage(layer, fmt)
+        return total * (1 + 0.05 * random.Random(f"{item_id}/{arm.policy.encode()}").uniform(-1, 1))
+
+    def _layer_damage(self, layer: LayerSpec, fmt: Native | Fp8 | Mantissa) -> float:
+        if isinstance(fmt, Native):
+            return 0.0
+        share = 1.0 if fmt.heads is None else len(fmt.heads) / layer.num_kv_heads
+        damage = self.mantissa.get(layer.layer_idx, _HEALTHY)
+        if isinstance(fmt, Fp8):
+            damage += self.range_.get(layer.layer_idx, 0.0) * (fmt.scaling is Scaling.UNIT)
+            damage += self.spread.get(layer.layer_idx, 0.0) * (fmt.scaling is not Scaling.PER_HEAD)
+        return damage * share
+
+
+@dataclass
+class _FakeSession:
+    engine: FakeEngine
+    arm: Arm
+
+    def applied(self) -> Applied:
+        dtypes, k_scales, v_scales = [], [], []
+        for index, fmt in enumerate(self.arm.policy.formats):
+            match fmt:
+                case Native():
+                    found: tuple[str, tuple[float, ...], tuple[float, ...]] = ("bfloat16", (), ())
+                case Fp8(Scaling.UNIT, None):
+                    found = ("float8_e4m3fn", (1.0,), (1.0,))
+                case Fp8(_, None) if self.arm.scales is not None:
+                    found = ("float8_e4m3fn", self.arm.scales.layers[index].k, self.arm.scales.layers[index].v)
+                case _:
+                    found = ("probe", (), ())
+            dtypes.append(found[0])
+            k_scales.append(found[1])
+            v_scales.append(found[2])
+        return Applied(tuple(dtypes), tuple(k_scales), tuple(v_scales))
+
+    def score(self, request: ScoreRequest) -> ScoreResponse:
+        self.engine.scored += 1
+        kl = self.engine._damage(self.arm, request.item_id)
+        count = len(request.token_ids) - request.score_from
+        base = 2.0 + random.Random(request.item_id).uniform(-0.5, 0.5)
+        changed = min(1.0, math.sqrt(kl) / 2)
+        wobble = random.Random(f"{request.item_id}/{self.arm.name}")
+        top1 = tuple(-1 if wobble.random() < changed else token for token in request.token_ids[request.score_from :])
+        return ScoreResponse(nll=(base + kl,) * count, top1=top1, distribution=_Drift((kl,) * count))
+
+    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
+        length = len(prompts[0])
+        held = length + new_tokens - 1
+        worksheet = price_policy(self.engine.spec, self.arm.policy, [held] * len(prompts))
+        step = 1e-3 + 1e-12 * worksheet.policy_bytes
+        return Generation(
+            token_ids=((0,) * new_tokens,) * len(prompts),
+            ttft_s=1e-5 * length + 1e-9 * length**2,
+            token_s=(step,) * (new_tokens - 1),
+            held_bytes=worksheet.policy_bytes,
+            held_tokens=held,
+        )
+
+
+def _ranges(layer: LayerSpec, heads: int, buckets: int, tensor: str) -> RangeStats:
+    amax = np.full(heads, 8.0) * (1 + np.arange(heads) / 8)
+    exponents = np.zeros((heads, EXPONENT_MAX - EXPONENT_MIN + 1), dtype=np.int64)
+    exponents[:, -EXPONENT_MIN] = layer.head_dim
+    return RangeStats(
+        amax=np.minimum(amax, MAX),
+        exponents=exponents,
+        zeros=np.zeros(heads, dtype=np.int64),
+        amax_by_position=np.repeat(amax[:, None], buckets, axis=1),
+        mantissa_sse=np.ones((heads, len(SUB_OCTAVES) if tensor != "q" else 0)),
+    )

@@ -1,0 +1,179 @@
+"""diagnose: where FP8 hurts when it acts alone, and whether a scale could help there.
+
+Every probe stores some layers (or one head) in FP8 and all else natively. Beside each FP8 probe
+stands the scale-free bound, E4M3's mantissa with an unlimited exponent: what the bound loses no
+scale can win back. The suspects are layers whose *bound* does too much damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from kvtriage import __version__
+from kvtriage.engines.base import Arm, Engine, ScoreRequest
+from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling
+from kvtriage.kvcache.spec import CacheSpec, LayerKind
+from kvtriage.records.case import Plan, ProbeRow, ScaleRecord, Sensitivities
+from kvtriage.records.values import scale_set, sub_octaves
+from kvtriage.stages import Reporter
+from kvtriage.tasks.split import Split
+
+__all__ = ["Suspects", "diagnose", "find_suspects"]
+
+_TARGET = 0.5
+"""Share of the KL margin that the layers left in FP8 may use up."""
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """Layers that the fourth arm keeps in BF16, and why."""
+
+    layers: tuple[int, ...]
+    proven: bool
+    explanation: str
+
+
+def diagnose(
+    plan: Plan, scales: ScaleRecord, split: Split, engine: Engine, report: Reporter, inputs: Mapping[str, str]
+) -> Sensitivities:
+    """All probes in one call, so that the engine may share work among them. Raises NonFinite."""
+    spec, study = engine.spec, plan.study
+    requests = [
+        ScoreRequest(item.item_id, item.token_ids, len(item.token_ids) - study.probe_score_tokens)
+        for item in split.probe
+    ]
+    probes = _probes(spec)
+    arms = [_arm(probe, spec, scales) for probe in probes]
+    damage = engine.probe(requests, arms, partial(report, "probing layers and heads"))
+    rows = {
+        probe: ProbeRow(format=probe.format, layers=probe.layers, head=probe.head, kl=tuple(kl))
+        for probe, kl in zip(probes, damage, strict=True)
+    }
+    layer_rows = [row for probe, row in rows.items() if probe.scope == "layer"]
+    bound = {row.layers[0]: _mean(row.kl) for row in layer_rows if row.format == "mantissa"}
+    suspects = find_suspects(bound, spec, study.rule.kl_margin)
+    return Sensitivities(
+        kvtriage_version=__version__,
+        inputs=dict(inputs),
+        layer_probes=tuple(layer_rows),
+        head_probes=_head_rows(rows, spec),
+        type_probes=tuple(row for probe, row in rows.items() if probe.scope == "type"),
+        suspects=suspects.layers,
+        suspects_proven=suspects.proven,
+        explanation=suspects.explanation,
+        probe_items=tuple(item.item_id for item in split.probe),
+        peak_bytes=0,
+    )
+
+
+@dataclass(frozen=True)
+class _Probe:
+    scope: str
+    format: str
+    layers: tuple[int, ...]
+    head: int | None = None
+
+
+_FP8 = ("fp8:unit", "fp8:per_head")
+
+
+def _probes(spec: CacheSpec) -> list[_Probe]:
+    everything = tuple(range(spec.num_layers))
+    types = [everything]
+    if spec.is_hybrid:
+        types += [spec.layers_of(kind) for kind in LayerKind]
+    probes = [_Probe("type", fmt, layers) for layers in types for fmt in (*_FP8, "mantissa")]
+    for layer in spec.layers:
+        own = (layer.layer_idx,)
+        probes += [_Probe("layer", fmt, own) for fmt in ("fp8:unit", "mantissa")]
+        if layer.num_kv_heads > 1:
+            probes += [_Probe("head", "fp8:unit", own, head) for head in range(layer.num_kv_heads)]
+    return probes
+
+
+def _arm(probe: _Probe, spec: CacheSpec, scales: ScaleRecord) -> Arm:
+    heads = None if probe.head is None else (probe.head,)
+    fmt = Mantissa(heads) if probe.format == "mantissa" else Fp8(Scaling(probe.format.removeprefix("fp8:")), heads)
+    return Arm(
+        name=f"probe {probe.format} {probe.layers} {probe.head}",
+        policy=CachePolicy.only(spec.num_layers, probe.layers, fmt),
+        scales=scale_set(scales, Scaling.PER_HEAD),
+        bound=sub_octaves(scales),
+    )
+
+
+def _head_rows(rows: Mapping[_Probe, ProbeRow], spec: CacheSpec) -> tuple[ProbeRow, ...]:
+    """Head by head; the only KV head of a layer is the layer itself, and is not measured twice."""
+    found = []
+    for layer in spec.layers:
+        own = (layer.layer_idx,)
+        if layer.num_kv_heads == 1:
+            found.append(ProbeRow(format="fp8:unit", layers=own, head=0, kl=rows[_Probe("layer", "fp8:unit", own)].kl))
+        else:
+            found += [rows[_Probe("head", "fp8:unit", own, head)] for head in range(layer.num_kv_heads)]
+    return tuple(found)
+
+
+def find_suspects(bound: Mapping[int, float], spec: CacheSpec, kl_margin: float) -> Suspects:
+    """The fewest layers to keep in BF16 so that the bound of the others fits half the margin.
+
+    bound: mean KL of each layer's scale-free bound alone, nats per token. Damage of single
+    layers is added up, which is an estimate; the ablation is the proof. When the layers
+    found are most of one attention type and no others, the whole type is suspected: it is one
+    flag to the server. Without damage to repair, the most sensitive type (or layer) stands in,
+    so that the fourth arm still shows what skipping buys.
+    """
+    total = sum(bound.values())
+    target = _TARGET * kl_margin
+    worst_first = sorted(bound, key=lambda layer_idx: (-bound[layer_idx], layer_idx))
+    chosen: list[int] = []
+    left = total
+    for layer_idx in worst_first:
+        if left <= target:
+            break
+        chosen.append(layer_idx)
+        left -= bound[layer_idx]
+    if not chosen:
+        return _stand_in(bound, spec, total)
+    for kind in LayerKind:
+        of_kind = spec.layers_of(kind)
+        if spec.is_hybrid and len(of_kind) > 1 and set(chosen) <= set(of_kind) and 2 * len(chosen) > len(of_kind):
+            return Suspects(
+                of_kind,
+                True,
+                f"{len(chosen)} of the {len(of_kind)} {kind} layers, and no others, lose "
+                f"{sum(bound[i] for i in chosen):.3f} of {total:.3f} nats per token to the 3-bit mantissa",
+            )
+    return Suspects(
+        tuple(sorted(chosen)),
+        True,
+        f"{_listed(chosen)} alone lose{'s' if len(chosen) == 1 else ''} {sum(bound[i] for i in chosen):.3f} of "
+        f"{total:.3f} nats per token to the 3-bit mantissa, which no scale can win back",
+    )
+
+
+def _stand_in(bound: Mapping[int, float], spec: CacheSpec, total: float) -> Suspects:
+    if spec.is_hybrid:
+        kind = max(LayerKind, key=lambda kind: sum(bound[i] for i in spec.layers_of(kind)))
+        layers, what = spec.layers_of(kind), f"the {kind} layers are"
+    else:
+        worst = max(bound, key=lambda layer_idx: bound[layer_idx])
+        layers, what = (worst,), f"layer {worst} is"
+    share = sum(bound[i] for i in layers) / total if total > 0 else 0.0
+    return Suspects(
+        layers,
+        False,
+        f"no layer stands out: the mantissa costs {total:.4f} nats per token in all; {what} the most sensitive "
+        f"with {share:.0%} of it",
+    )
+
+
+def _listed(layers: Sequence[int]) -> str:
+    names = ", ".join(map(str, sorted(layers)))
+    return f"layer {names}" if len(layers) == 1 else f"layers {names}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
