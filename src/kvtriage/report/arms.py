@@ -49,7 +49,7 @@ def describe_policy(arm: ArmRecord) -> str:
         return "BF16"
     if not arm.skip_layers:
         return "FP8, every layer"
-    return f"FP8, {len(arm.skip_layers)} of {len(arm.policy)} BF16"
+    return f"FP8, {len(arm.skip_layers)} skipped"
 
 
 def layer_ranges(layers: tuple[int, ...]) -> str:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["as_set", "axis_number", "axis_tokens", "exact", "interval", "percent", "rounded", "signed", "times"]
+__all__ = [
+    "as_set",
+    "axis_number",
+    "axis_percent",
+    "axis_tokens",
+    "exact",
+    "interval",
+    "percent",
+    "rounded",
+    "signed",
+    "times",
+]
 
 _MINUS = "\N{MINUS SIGN}"
 _SUPERSCRIPT = str.maketrans("-0123456789", "\N{SUPERSCRIPT MINUS}⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -80,6 +91,11 @@ def axis_number(value: float) -> str:
     if 0 < size < 1e-4:
         return rounded(value, 1)
     return f"{sign}{size:g}"
+
+
+def axis_percent(share: float) -> str:
+    """A tick: 0.05 → '5 %'."""
+    return f"{share * 100:g} %".replace("-", _MINUS)
 
 
 def axis_tokens(value: float) -> str:

@@ -89,7 +89,7 @@ def _arm_row(view: CaseView, arm: ArmRecord) -> ArmRow:
         label=arm.label,
         mark=canvas(18, 18, style.short, [group(style.css, marker(style.shape, 9, 9, 5.5))]),
         chosen=arm.name == view.verdict.arm,
-        skipped="" if arm.scaling == "native" else layer_ranges(arm.skip_layers),
+        skipped=_skipped(arm),
         note=_note(arm),
         prices=tuple(
             (format_bytes(sheet.policy_bytes), f"{sheet.policy_bytes:,} B", times(sheet.ratio_vs_bf16))
@@ -97,6 +97,12 @@ def _arm_row(view: CaseView, arm: ArmRecord) -> ArmRow:
         ),
         scale_bytes=f"{sheets[0].scale_bytes:,} B" if sheets and sheets[0].scale_bytes else "",
     )
+
+
+def _skipped(arm: ArmRecord) -> str:
+    if arm.scaling == "native" or not arm.skip_layers:
+        return ""
+    return f"layer{'s' if len(arm.skip_layers) > 1 else ''} {layer_ranges(arm.skip_layers)}"
 
 
 def _note(arm: ArmRecord) -> str:

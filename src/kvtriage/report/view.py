@@ -20,6 +20,7 @@ from kvtriage.records.case import (
     Trial,
     Verdict,
 )
+from kvtriage.report.charts.layer_rows import LayerFrame
 
 __all__ = ["CaseView", "cache_spec"]
 
@@ -69,6 +70,10 @@ class CaseView:
     @cached_property
     def capacities(self) -> tuple[CapacityTrial, ...]:
         return tuple(trial for trial in self.trials if isinstance(trial, CapacityTrial))
+
+    @cached_property
+    def layer_frame(self) -> LayerFrame:
+        return LayerFrame(self.spec, self.sensitivities.suspects, self.sensitivities.suspects_proven)
 
     def scores_of(self, name: str) -> tuple[ScoreTrial, ...]:
         """Score trials that lie under this arm's own name."""

@@ -337,8 +337,8 @@ def _scale_record(spec: CacheSpec, reach: Callable[[str, int], float], rng: rand
     held_out = tuple(
         HeldOutRow(scaling=scaling, layer_idx=x.layer_idx, tensor=tensor, head=head,
                    saturated=0.0 if scaling == "unit" or (x.layer_idx * 7 + head) % 11 else 2e-5,
-                   below_normal=min(0.02 / reach(tensor, x.layer_idx) * (1 if scaling == "unit" else 0.02 * reach(tensor, x.layer_idx)) * (1 + rng.random()), 0.9),
-                   amax=reach(tensor, x.layer_idx))
+                   below_normal=min(_below_normal(scaling, reach(tensor, x.layer_idx)) * (1 + rng.random()), 0.9),
+            amax=reach(tensor, x.layer_idx))
         for scaling in ("unit", "per_tensor", "per_head") for x in spec.layers for tensor in ("k", "v")
         for head in range(x.num_kv_heads)
     )  # fmt: skip
@@ -353,6 +353,11 @@ def _scale_record(spec: CacheSpec, reach: Callable[[str, int], float], rng: rand
         mantissa_k=heads, mantissa_v=heads, calibration_items=("calibration-0",), calibration_tokens=8_192,
         held_out=held_out, position_edges=(0, 64, 128, 256, 512), sweep=sweep, peak_bytes=1_950_000_000, warnings=(),
     )  # fmt: skip
+
+
+def _below_normal(scaling: str, amax: float) -> float:
+    """A share that falls as the range grows, and that calibrated scales bring down to one level."""
+    return 0.02 / amax if scaling == "unit" else 0.0004
 
 
 def _sensitivities(

@@ -44,7 +44,8 @@ class Threshold:
     css: str
 
 
-_ROW, _HEADING, _TAG, _BOTTOM = 21.0, 26.0, 13.0, 40.0
+_ROW, _HEADING, _TAG, _TOP, _BOTTOM = 21.0, 26.0, 13.0, 34.0, 40.0
+"""The room above the rows is the same in every plot, so that rows line up side by side."""
 _LABELS, _VALUES = 134.0, 62.0
 _FAR = 3.0
 """A threshold further off than this many times the data is pointed to, not drawn."""
@@ -63,17 +64,16 @@ def draw_dots(
     rows = [row for section in groups for row in section.rows]
     axis = _axis(rows, thresholds)
     headings = sum(1 for section in groups if section.heading)
-    top = 8.0 + _TAG * len(thresholds)
-    height = top + _BOTTOM + _ROW * len(rows) + _HEADING * headings
+    height = _TOP + _BOTTOM + _ROW * len(rows) + _HEADING * headings
     floor = height - _BOTTOM
     parts: list[Element] = []
     for tick in axis.ticks(3):
-        parts.append(line(axis.at(tick), top, axis.at(tick), floor, "zero" if tick == 0 else "rule"))
+        parts.append(line(axis.at(tick), _TOP, axis.at(tick), floor, "zero" if tick == 0 else "rule"))
         parts.append(text(axis.at(tick), floor + 15, tick_text(tick), "tick", "middle"))
     parts.append(text((axis.start + axis.end) / 2, floor + 32, unit, "unit", "middle"))
     for index, threshold in enumerate(thresholds):
-        parts.append(_draw_threshold(threshold, axis, _TAG * (index + 1) - 2, floor))
-    y = top
+        parts.append(_draw_threshold(threshold, axis, _TOP - 8 - _TAG * (len(thresholds) - 1 - index), floor))
+    y = _TOP
     for section in groups:
         if section.heading:
             parts.append(text(0, y + 17, section.heading, "heading"))

@@ -1,7 +1,7 @@
 """One row per layer, the same rows in every figure about layers, so that the eye can cross over.
 
-A layer kept as a suspect is marked in the margin; sliding layers carry an S where the model
-has both kinds.
+A suspect is marked in the margin, and over the whole row when it is proven; full attention has
+a bar beside its number where the model has both kinds.
 """
 
 from __future__ import annotations
@@ -13,11 +13,23 @@ from xml.etree.ElementTree import Element
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 from kvtriage.report.charts import NARROW
 from kvtriage.report.charts.axes import Axis
-from kvtriage.report.charts.svg import canvas, group, line, rect, text
+from kvtriage.report.charts.svg import canvas, group, line, node, rect, text
 
-__all__ = ["HeatColumn", "StackedBar", "draw_heat", "draw_stacked"]
+__all__ = ["HeatColumn", "LayerFrame", "StackedBar", "draw_heat", "draw_stacked"]
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 8.0, 44.0, 46.0
+_WIDEST_CELL = 90.0
+_MOST_NAMED = 2_500
+"""More cells than this go without a title each, to keep the page small; the table has their values."""
+
+
+@dataclass(frozen=True)
+class LayerFrame:
+    """The layers, and which of them are suspected. Unproven suspects are only the most sensitive ones."""
+
+    spec: CacheSpec
+    suspects: tuple[int, ...]
+    proven: bool
 
 
 @dataclass(frozen=True)
@@ -28,6 +40,10 @@ class HeatColumn:
     band: str
     """Heading shared with the neighbouring columns of the same band; may be empty."""
     values: tuple[float | None, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.band} {self.heading}".strip()
 
 
 @dataclass(frozen=True)
@@ -41,8 +57,7 @@ class StackedBar:
 
 
 def draw_heat(
-    spec: CacheSpec,
-    suspects: Sequence[int],
+    frame: LayerFrame,
     columns: Sequence[HeatColumn],
     *,
     label: str,
@@ -51,34 +66,33 @@ def draw_heat(
     css: str = "heat",
 ) -> Element:
     """Cells shaded evenly from 0 to `top` (above 0). At least one column."""
-    row = _row_height(spec)
-    cell = (NARROW - _LEFT - _RIGHT) / len(columns)
-    parts = _frame(spec, suspects, row)
+    spec, row = frame.spec, _row_height(frame.spec)
+    cell = min((NARROW - _LEFT - _RIGHT) / len(columns), _WIDEST_CELL)
+    parts = _draw_frame(frame, row)
     parts += _headings(columns, cell)
+    parts.append(rect(_LEFT, _TOP, cell * len(columns), row * spec.num_layers, "cells"))
+    named = spec.num_layers * len(columns) <= _MOST_NAMED
     for index, column in enumerate(columns):
-        for layer in spec.layers:
-            value = column.values[layer.layer_idx]
-            x, y = _LEFT + index * cell, _TOP + layer.layer_idx * row
-            if value is None:
-                continue
-            said = f"layer {layer.layer_idx}, {f'{column.band} {column.heading}'.strip()}: {shown(value)}"
-            shade = min(value / top, 1.0)
-            parts.append(
-                group(
-                    "",
-                    rect(x + 0.75, y + 0.75, cell - 1.5, row - 1.5, "cell", rx=1.5),
-                    rect(x + 0.75, y + 0.75, cell - 1.5, row - 1.5, css, rx=1.5, fill_opacity=shade),
-                    title=said,
-                )
+        shaded = [
+            _draw_cell(
+                _LEFT + index * cell,
+                _TOP + layer.layer_idx * row,
+                cell,
+                row,
+                min(value / top, 1.0),
+                f"layer {layer.layer_idx}, {column.name}: {shown(value)}" if named else "",
             )
+            for layer in spec.layers
+            if (value := column.values[layer.layer_idx]) is not None
+        ]
+        parts.append(group(css, *shaded))
     height = _TOP + row * spec.num_layers + _BOTTOM
     parts += _shade_key(height, top, shown, css)
     return canvas(NARROW, height, label, parts)
 
 
 def draw_stacked(
-    spec: CacheSpec,
-    suspects: Sequence[int],
+    frame: LayerFrame,
     bars: Sequence[StackedBar],
     *,
     label: str,
@@ -86,11 +100,11 @@ def draw_stacked(
     tick_text: Callable[[float], str],
 ) -> Element:
     """`bars` [L]."""
-    row = _row_height(spec)
+    spec, row = frame.spec, _row_height(frame.spec)
     floor = _TOP + row * spec.num_layers
     highest = max(max(bar.total, bar.floor, bar.tick or 0.0) for bar in bars) or 1.0
     axis = Axis(0.0, highest * 1.04, _LEFT, NARROW - _RIGHT)
-    parts = _frame(spec, suspects, row)
+    parts = _draw_frame(frame, row)
     for tick in axis.ticks(4):
         parts.append(line(axis.at(tick), _TOP, axis.at(tick), floor, "zero" if tick == 0 else "rule"))
         parts.append(text(axis.at(tick), floor + 15, tick_text(tick), "tick", "middle"))
@@ -107,23 +121,29 @@ def draw_stacked(
     return canvas(NARROW, floor + _BOTTOM, label, parts)
 
 
+def _draw_cell(x: float, y: float, width: float, height: float, shade: float, title: str) -> Element:
+    inside = (node("title", title),) if title else ()
+    return node("rect", *inside, x=x + 0.75, y=y + 0.75, width=width - 1.5, height=height - 1.5, fill_opacity=shade)
+
+
 def _row_height(spec: CacheSpec) -> float:
     return 17.0 if spec.num_layers <= 40 else 12.0
 
 
-def _frame(spec: CacheSpec, suspects: Sequence[int], row: float) -> list[Element]:
+def _draw_frame(frame: LayerFrame, row: float) -> list[Element]:
     """Layer numbers, kinds and suspects down the left side."""
     parts = [text(_LEFT - 8, _TOP - 8, "layer", "unit", "end")]
     every = 1 if row >= 15 else 2
-    for layer in spec.layers:
+    for layer in frame.spec.layers:
         y = _TOP + layer.layer_idx * row
-        suspect = layer.layer_idx in suspects
-        if suspect:
+        suspect = layer.layer_idx in frame.suspects
+        if suspect and frame.proven:
             parts.append(rect(0, y + 0.5, NARROW, row - 1, "suspect"))
+        if suspect:
             parts.append(text(3, y + row / 2 + 4, "▸", "suspect-mark"))
         if suspect or layer.layer_idx % every == 0:
             parts.append(text(_LEFT - 8, y + row / 2 + 4, str(layer.layer_idx), "label" if suspect else "tick", "end"))
-        if spec.is_hybrid and layer.kind is LayerKind.FULL:
+        if frame.spec.is_hybrid and layer.kind is LayerKind.FULL:
             parts.append(rect(_LEFT - 5, y + 1.5, 2.5, row - 3, "full-layer"))
     return parts
 

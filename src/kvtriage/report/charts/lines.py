@@ -1,4 +1,4 @@
-"""Curves and points over a plane, each named at its right end instead of in a legend."""
+"""Curves and points over a plane, each named at its right end where there is room for it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from kvtriage.report.charts.svg import canvas, group, line, marker, path, rect, 
 __all__ = ["Guide", "PlaneSpec", "Series", "draw_plane"]
 
 Point = tuple[float, float]
+
+_CHARACTER = 6.9
+"""Room for one character of a name, on the generous side: fonts differ."""
+_SHORT_NAME = 10
+"""Longer names would leave a narrow plane no room: there they stand below it, two in a row."""
+_NAME_ROW = 20.0
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class Guide:
 
 @dataclass(frozen=True)
 class PlaneSpec:
-    """What the axes say. The y axis starts at zero unless it is logarithmic."""
+    """What the axes say."""
 
     label: str
     x_title: str
@@ -52,13 +58,17 @@ class PlaneSpec:
     y_text: Callable[[float], str]
     x_log: bool = False
     y_log: bool = False
+    from_zero: bool = True
+    """Whether the y axis starts at 0, unless it is logarithmic."""
 
 
 def draw_plane(series: Sequence[Series], spec: PlaneSpec, *, wide: bool, guides: Sequence[Guide] = ()) -> Element:
     """At least one series with one point."""
-    width, height = (WIDE, 330.0) if wide else (NARROW, 280.0)
     named = [entry for entry in series if entry.label]
-    gutter = 12.0 if not named else (168.0 if wide else 122.0)
+    longest = max((len(entry.label) for entry in named), default=0)
+    below = not wide and longest > _SHORT_NAME
+    width, height = (WIDE, 330.0) if wide else (NARROW, 280.0)
+    gutter = 12.0 if below or not named else 30.0 + _CHARACTER * longest
     x, y = _axes(series, guides, spec, Axis(0, 1, 46, width - gutter), Axis(0, 1, height - 44, 30))
     parts: list[Element] = [text(0, 12, spec.y_title, "unit")]
     for tick in y.ticks(5):
@@ -71,7 +81,11 @@ def draw_plane(series: Sequence[Series], spec: PlaneSpec, *, wide: bool, guides:
     parts.append(text((x.start + x.end) / 2, y.start + 36, spec.x_title, "unit", "middle"))
     parts.extend(_draw_guide(guide, x, y) for guide in guides)
     parts.extend(_draw_series(entry, x, y) for entry in series)
-    parts.extend(_draw_names(named, x, y))
+    if below:
+        parts.extend(_draw_names_below(named, height + 12))
+        height += 12 + _NAME_ROW * math.ceil(len(named) / 2)
+    else:
+        parts.extend(_draw_names(named, x, y))
     return canvas(width, height, spec.label, parts)
 
 
@@ -87,8 +101,11 @@ def _axes(series: Sequence[Series], guides: Sequence[Guide], spec: PlaneSpec, x:
         low_y = 2.0 ** math.floor(math.log2(min(place for place in ys if place > 0)))
         high_y = 2.0 ** math.ceil(math.log2(max(ys)) + 1e-9)
         high_y = high_y if high_y > low_y else low_y * 2
-    else:
+    elif spec.from_zero:
         low_y, high_y = min(0.0, *ys), max(*ys, 0.0) * 1.06 or 1.0
+    else:
+        room = (max(ys) - min(ys)) * 0.08 or abs(max(ys)) * 0.1 or 1.0
+        low_y, high_y = min(ys) - room, max(ys) + room
     return (
         Axis(low_x if spec.x_log else min(low_x, 0.0), high_x, x.start, x.end, spec.x_log),
         Axis(low_y, high_y, y.start, y.end, spec.y_log),
@@ -132,7 +149,21 @@ def _draw_names(named: Sequence[Series], x: Axis, y: Axis) -> list[Element]:
             group(
                 entry.css,
                 path([last, (x.end + 6, place), (x.end + 10, place)], "leader"),
-                text(x.end + 14, place + 4, entry.label, "name"),
+                *_draw_name(entry, x.end + 10, place),
             )
         )
     return parts
+
+
+def _draw_names_below(named: Sequence[Series], top: float) -> list[Element]:
+    """Two columns, read like text."""
+    return [
+        group(entry.css, *_draw_name(entry, index % 2 * NARROW / 2 + 4, top + index // 2 * _NAME_ROW))
+        for index, entry in enumerate(named)
+    ]
+
+
+def _draw_name(entry: Series, x: float, y: float) -> tuple[Element, Element]:
+    """The mark of the series, or a piece of its curve, and its name."""
+    mark = marker(entry.shape, x + 5, y, 3.6) if entry.points else line(x, y, x + 10, y, "curve")
+    return mark, text(x + 14, y + 4, entry.label, "name")

@@ -30,8 +30,7 @@ def draw_heads(view: CaseView) -> Figure | Absent:
         Panel(
             f"KL when this head alone is stored as {format_name(word)}",
             draw_heat(
-                view.spec,
-                view.sensitivities.suspects,
+                view.layer_frame,
                 [_column(view, found, head) for head in range(heads)],
                 label=f"KL of each layer and KV head, {format_name(word)}",
                 shown=rounded,
@@ -72,7 +71,7 @@ def _damage(view: CaseView, word: str) -> _Damage:
 
 def _column(view: CaseView, found: _Damage, head: int) -> HeatColumn:
     values = tuple(found.get((layer.layer_idx, head)) for layer in view.spec.layers)
-    return HeatColumn(str(head), "KV head" if head == 0 else "", values)
+    return HeatColumn(str(head), "KV head", values)
 
 
 def _shown(value: float | None) -> str:

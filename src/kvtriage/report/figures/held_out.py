@@ -26,7 +26,10 @@ def draw_held_out(view: CaseView) -> Figure | Absent:
     scalings = [scaling for scaling in _SCALINGS if any(row.scaling == scaling for row in rows)]
     columns = [(tensor, scaling) for tensor in ("k", "v") for scaling in scalings]
     panels = []
-    for title, part, css in (("Saturated, above 448 × scale", 0, "heat-warm"), ("Below the normal range", 1, "heat")):
+    for title, part, css, least in (
+        ("Saturated, above 448 × scale", 0, "heat-warm", 1e-3),
+        ("Below the normal range", 1, "heat", 1e-2),
+    ):
         cells = [
             HeatColumn(
                 _SCALINGS[scaling],
@@ -36,9 +39,7 @@ def draw_held_out(view: CaseView) -> Figure | Absent:
             for tensor, scaling in columns
         ]
         top = max((value for cell in cells for value in cell.values if value is not None), default=0.0)
-        drawing = draw_heat(
-            view.spec, view.sensitivities.suspects, cells, label=title, shown=percent, top=top or 1e-6, css=css
-        )
+        drawing = draw_heat(view.layer_frame, cells, label=title, shown=percent, top=max(top, least), css=css)
         panels.append(Panel(title, drawing))
     return Figure(
         question=_QUESTION,

@@ -32,14 +32,15 @@ def draw_itl(view: CaseView) -> Figure | Absent:
         y_title="ITL, ms",
         x_text=lambda value: f"{value:,.0f}",
         y_text=axis_number,
+        from_zero=False,
     )
     guides = _guides(view, timings, lengths[-1])
     return Figure(
         question=_QUESTION,
         answer=_answer(view, timings),
         note="A point is the median step of one generation, the stroke behind it the middle half of its steps. "
-        "Lines are least squares, ITL = slope · length + intercept. Measured on the machine named under "
-        "conditions: the lines are its own, not your server's.",
+        "Lines are least squares, ITL = slope · length + intercept; the axis does not start at zero. The lines are "
+        "this machine's, not your server's.",
         panels=(
             Panel(
                 "",

@@ -41,7 +41,10 @@ def draw_layers(view: CaseView) -> Figure | Absent:
     key = [KeyEntry("swatch-stay", "mantissa: only BF16 wins it back"), KeyEntry("swatch-range", "range: scales can")]
     if repaired is not None:
         key.append(KeyEntry("swatch-tick", f"with {format_name(repaired).removeprefix('FP8, ')}"))
-    key.append(KeyEntry("swatch-suspect", "suspected group"))
+    if view.sensitivities.suspects_proven:
+        key.append(KeyEntry("swatch-suspect", "suspected"))
+    else:
+        key.append(KeyEntry("swatch-arrow", "most sensitive, not proven"))
     if view.spec.is_hybrid:
         key.append(KeyEntry("swatch-full", "full attention (the rest slides)"))
     return Figure(
@@ -53,8 +56,7 @@ def draw_layers(view: CaseView) -> Figure | Absent:
             Panel(
                 "KL when this layer alone is quantised",
                 draw_stacked(
-                    view.spec,
-                    view.sensitivities.suspects,
+                    view.layer_frame,
                     bars,
                     label="KL of each layer quantised alone",
                     unit="KL, nats per token",
@@ -107,11 +109,10 @@ def _answer(view: CaseView, damage: dict[str, dict[int, float]], plain: str) -> 
     if not sensitivities.suspects_proven:
         return (
             f"No layer stands out. The most sensitive {'are layers' if several else 'is layer'} {group}; "
-            "the last arm keeps that group in BF16 for comparison."
+            "the arms with a skip keep that group in BF16 for comparison."
         )
     worst = max(sensitivities.suspects, key=lambda layer: damage[plain].get(layer, 0.0))
     total = damage[plain].get(worst, 0.0)
-    return (
-        f"{'Layers' if several else 'Layer'} {group} {'stand' if several else 'stands'} out; the worst, layer {worst}, "
-        f"costs KL {rounded(total)} by itself."
-    )
+    if not several:
+        return f"Layer {group} stands out: KL {rounded(total)} by itself."
+    return f"Layers {group} stand out; the worst, layer {worst}, costs KL {rounded(total)} by itself."

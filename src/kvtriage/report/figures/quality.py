@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from kvtriage.records.case import ArmRecord
 from kvtriage.records.study import Rule
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.dots import DotGroup, DotRow, Threshold, draw_dots
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
-from kvtriage.report.numbers import as_set, axis_number, exact, percent, rounded, signed
+from kvtriage.report.numbers import as_set, axis_number, axis_percent, exact, percent, rounded, signed
 from kvtriage.report.quality import METRICS, Drift, Metric, drifts
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_tokens
@@ -22,14 +23,14 @@ def draw_quality(view: CaseView) -> Figure | Absent:
     for metric in METRICS:
         groups = [group for bucket in view.plan.study.buckets if (group := _group(view, metric, bucket)).rows]
         for bucket in (*view.plan.study.buckets, None):
-            rows += [_table_row(drift) for drift in drifts(view, metric, view.measured, bucket)]
+            rows += [_table_row(drift) for drift in drifts(view, metric, _arms(view, metric), bucket)]
         if groups:
             drawing = draw_dots(
                 groups,
                 label=f"{metric.title} by arm and context bucket",
                 unit=metric.unit,
                 thresholds=_thresholds(view, metric),
-                tick_text=percent if metric.share else axis_number,
+                tick_text=axis_percent if metric.share else axis_number,
             )
             panels.append(Panel(metric.title, drawing))
     if not panels:
@@ -51,21 +52,30 @@ def to_row(view: CaseView, drift: Drift) -> DotRow:
     shown = percent(interval.mean) if drift.metric.share else rounded(interval.mean)
     if drift.metric.paired:
         shown = signed(interval.mean)
+    low, high = interval.low, interval.high
+    if drift.metric.share:
+        low, high = max(low, 0.0), min(high, 1.0)
     whisker = interval.n > 1
     return DotRow(
         style.short,
         style,
         interval.mean,
-        interval.low if whisker else None,
-        interval.high if whisker else None,
+        low if whisker else None,
+        high if whisker else None,
         shown,
         view.is_chosen(drift.arm),
     )
 
 
 def _group(view: CaseView, metric: Metric, bucket: int) -> DotGroup:
-    found = drifts(view, metric, view.measured, bucket)
+    found = drifts(view, metric, _arms(view, metric), bucket)
     return DotGroup(f"{format_tokens(bucket)} tokens", tuple(to_row(view, drift) for drift in found))
+
+
+def _arms(view: CaseView, metric: Metric) -> tuple[ArmRecord, ...]:
+    """A count of answers means something for BF16 too; a drift from BF16 does not."""
+    baseline = (view.baseline,) if metric.key == "hit" and view.baseline is not None else ()
+    return (*baseline, *view.measured)
 
 
 def _thresholds(view: CaseView, metric: Metric) -> tuple[Threshold, ...]:

@@ -1,0 +1,169 @@
+"""What the figures say of a case: the answer in words, and the numbers under it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from kvtriage.kvcache.policy import CachePolicy
+from kvtriage.kvcache.price import capacity_tokens
+from kvtriage.records.case import ScoreTrial, TimingTrial
+from kvtriage.report.arms import describe_policy, layer_ranges, style_of
+from kvtriage.report.figures import FIGURES
+from kvtriage.report.figures.base import Absent, Figure
+from kvtriage.report.quality import METRICS, drift_of
+from kvtriage.report.tables import held_bytes, reason_rows
+from kvtriage.report.view import CaseView
+from kvtriage.units import format_tokens
+from tests.unit.report.cases import Case, gemma_like, smollm_like, without_arms
+
+
+def view_of(case: Case) -> CaseView:
+    return CaseView(case.plan, case.scales, case.sensitivities, case.evidence, case.trials, case.verdict)
+
+
+def drawn(name: str, case: Case) -> Figure:
+    figure = FIGURES[name](view_of(case))
+    assert isinstance(figure, Figure)
+    return figure
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_table_is_as_wide_as_its_heading(name: str) -> None:
+    figure = drawn(name, gemma_like())
+    assert figure.table.rows
+    assert {len(row) for row in figure.table.rows} == {len(figure.table.columns)}
+    assert figure.question.endswith("?")
+    assert figure.answer.endswith(".")
+
+
+def test_capacity_has_a_curve_for_each_way_of_storing() -> None:
+    case = gemma_like()
+    figure = drawn("capacity", case)
+    assert [column.name for column in figure.table.columns] == [
+        "context, tokens", "BF16", "FP8, every layer ✓", "FP8, 15 skipped",
+    ]  # fmt: skip
+    memory, spec = case.plan.study.memory_bytes, view_of(case).spec
+    expected = format_tokens(capacity_tokens(spec, CachePolicy.native(18), 32_768, memory))
+    assert figure.table.rows[-1][:2] == ("32,768", expected)
+
+
+def test_drift_is_paired_with_bf16_on_the_same_item() -> None:
+    case = smollm_like()
+    scores = {(t.arm, t.item_id): t.metrics["nll"] for t in case.trials if isinstance(t, ScoreTrial)}
+    items = [item for arm, item in scores if arm == "fp8_unit" and item.startswith("text-256")]
+    gaps = [(scores["fp8_unit", item] or 0) - (scores["bf16", item] or 0) for item in items]
+    view = view_of(case)
+    arm = next(arm for arm in case.evidence.arms if arm.name == "fp8_unit")
+    drift = drift_of(view, METRICS[1], arm, 256)
+    assert drift is not None
+    assert drift.interval.mean == pytest.approx(sum(gaps) / len(gaps))
+    assert drift.interval.n == len(gaps) == 8
+
+
+def test_an_arm_that_equals_another_speaks_through_it() -> None:
+    case = gemma_like()
+    view = view_of(case)
+    twin = next(arm for arm in case.evidence.arms if arm.name == "fp8_per_head")
+    original = next(arm for arm in case.evidence.arms if arm.name == "fp8_per_tensor")
+    own, other = drift_of(view, METRICS[0], twin, None), drift_of(view, METRICS[0], original, None)
+    assert own is not None
+    assert other is not None
+    assert own.interval == other.interval
+    assert twin not in view.measured
+
+
+def test_attention_types_name_the_costly_one() -> None:
+    figure = drawn("attention_types", gemma_like())
+    assert figure.answer.startswith("The 15 sliding layers alone cost KL 0.0")
+    absent = FIGURES["attention_types"](view_of(smollm_like()))
+    assert isinstance(absent, Absent)
+    unrun = without_arms(gemma_like(), "fp8_sliding_only", "fp8_full_only")
+    assert isinstance(FIGURES["attention_types"](view_of(unrun)), Absent)
+
+
+def test_layers_and_heads_find_the_planted_place() -> None:
+    case = smollm_like()
+    assert drawn("layers", case).answer.startswith("Layer 11 stands out: KL 0.06")
+    assert drawn("heads", case).answer.startswith("The worst is head 1 of layer 11")
+    assert drawn("layers", gemma_like()).answer.startswith("No layer stands out.")
+
+
+def test_held_out_says_what_saturates() -> None:
+    case = smollm_like()
+    assert drawn("held_out", case).answer.startswith("Under calibrated scales at most 0.0020 % of a head saturates")
+    rows = tuple(msgspec.structs.replace(row, saturated=0.0) for row in case.scales.held_out)
+    clean = replace(case, scales=msgspec.structs.replace(case.scales, held_out=rows))
+    assert drawn("held_out", clean).answer.startswith("Yes: under calibrated scales nothing saturates")
+
+
+def test_sweep_sees_a_range_that_still_grows() -> None:
+    case = gemma_like()
+    assert drawn("sweep", case).answer.startswith("No: within 1,024 tokens")
+    first = case.scales.sweep[0]
+    grown = msgspec.structs.replace(first, amax=(*first.amax[:-1], first.amax[-1] * 2))
+    sweep = (grown, *case.scales.sweep[1:])
+    figure = drawn("sweep", replace(case, scales=msgspec.structs.replace(case.scales, sweep=sweep)))
+    assert figure.answer.startswith("In 1 of 36 tensors")
+    assert f"K of layer {first.layer_idx}" in figure.answer
+
+
+def test_itl_reports_the_crossing_of_the_lines() -> None:
+    figure = drawn("itl", smollm_like())
+    assert figure.answer.startswith("On this machine FP8 per-head decodes faster beyond 7")
+    row = next(row for row in figure.table.rows if row[0] == "FP8 per-head")
+    assert row[6].startswith("faster beyond 7")
+
+
+def test_itl_needs_two_lengths_and_ttft_three() -> None:
+    case = smollm_like()
+    few = tuple(t for t in case.trials if not isinstance(t, TimingTrial) or t.context_len == 512)
+    figure = drawn("itl", replace(case, trials=few))
+    assert figure.answer == "FP8 per-head was not timed at enough lengths for a line."
+    assert {row[1] for row in figure.table.rows} == {"one length only"}
+    assert {row[1] for row in drawn("ttft", replace(case, trials=few)).table.rows} == {"too few lengths"}
+
+
+def test_throughput_counts_the_tokens_of_all_sequences() -> None:
+    case = smollm_like()
+    timings = [t for t in case.trials if isinstance(t, TimingTrial) and (t.arm, t.phase) == ("bf16", "throughput")]
+    mean = sum(4 * len(t.token_s) / sum(t.token_s) for t in timings) / len(timings)
+    row = next(row for row in drawn("throughput", case).table.rows if row[0] == "BF16")
+    assert float(row[3]) == pytest.approx(mean, rel=1e-5)
+
+
+def test_bytes_held_are_compared_with_the_worksheet() -> None:
+    case = smollm_like()
+    held = held_bytes(view_of(case))
+    assert held is not None
+    assert "in 6 of 6 caches weighed" in held[0]
+
+
+def test_reasons_show_what_is_unbounded_or_without_a_value() -> None:
+    case = smollm_like()
+    reasons = tuple(
+        msgspec.structs.replace(reason, low=None, high=None) if reason.clause == "kl" else reason
+        for reason in case.verdict.reasons
+    )
+    rows = reason_rows(view_of(replace(case, verdict=msgspec.structs.replace(case.verdict, reasons=reasons))))
+    assert {row.interval for row in rows if row.clause == "KL divergence"} == {"unbounded"}
+    backend = next(row for row in rows if row.clause == "backend")
+    assert (backend.value, backend.interval, backend.threshold, backend.status) == ("", "", "", "met")
+
+
+def test_arms_have_distinct_looks_and_an_unknown_one_keeps_its_name() -> None:
+    arms = gemma_like().evidence.arms
+    looks = [(style_of(arm).css, style_of(arm).shape) for arm in arms]
+    assert len(set(looks)) == len(looks)
+    stranger = msgspec.structs.replace(arms[0], name="an_arm_with_a_very_long_name")
+    assert style_of(stranger).short == "an_arm_with_a_very_…"
+    assert style_of(stranger).css == "arm-other"
+
+
+def test_layers_are_named_in_runs() -> None:
+    assert layer_ranges((0, 1, 2, 5, 7, 8)) == "0–2, 5, 7–8"
+    assert layer_ranges(()) == ""
+    arms = {arm.name: describe_policy(arm) for arm in smollm_like().evidence.arms}
+    assert (arms["bf16"], arms["fp8_unit"], arms["fp8_unit_skip"]) == ("BF16", "FP8, every layer", "FP8, 1 skipped")
