@@ -8,11 +8,11 @@ import click
 
 from kvtriage.checkpoints.sglang import shared_octaves, write_sglang_scales
 from kvtriage.cli.case import open_case
-from kvtriage.cli.job import scale_set
 from kvtriage.cli.options import case_argument
 from kvtriage.cli.terminal import say
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.records.case import Plan, ScaleRecord
+from kvtriage.records.values import scale_set
 
 __all__ = ["export_command"]
 

@@ -6,7 +6,7 @@ Every step is idempotent: what is there already, and was made from what is there
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +23,12 @@ from kvtriage.cli.terminal import say, stage
 from kvtriage.engines.base import Engine, Tokenizer
 from kvtriage.errors import CaseError, EngineError
 from kvtriage.files import sha256_bytes
-from kvtriage.fp8.scales import LayerScales, ScaleSet
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.readers import read_cache_spec
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.case import (
     DataRef,
     Evidence,
-    LayerScalesRecord,
     ModelRef,
     Plan,
     ScaleRecord,
@@ -38,6 +36,7 @@ from kvtriage.records.case import (
     Verdict,
 )
 from kvtriage.records.study import Study, check_context
+from kvtriage.records.values import scale_set
 from kvtriage.report import render_report
 from kvtriage.stages.ablate import ablate
 from kvtriage.stages.calibrate import calibrate
@@ -65,7 +64,6 @@ __all__ = [
     "run_decide",
     "run_diagnose",
     "run_report",
-    "scale_set",
 ]
 
 
@@ -313,12 +311,6 @@ def run_report(case: CaseFolder) -> Path:
             verdict,
         )
         return case.write_report(html)
-
-
-def scale_set(record: ScaleRecord, scaling: Scaling) -> ScaleSet:
-    """One of the record's two scale sets, `scaling` PER_TENSOR or PER_HEAD."""
-    rows: Sequence[LayerScalesRecord] = record.per_head if scaling is Scaling.PER_HEAD else record.per_tensor
-    return ScaleSet(scaling, tuple(LayerScales(row.layer_idx, row.q, row.k, row.v) for row in rows))
 
 
 def _write_overlays(case: CaseFolder, model: ModelFolder, record: ScaleRecord) -> None:

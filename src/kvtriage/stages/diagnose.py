@@ -20,7 +20,7 @@ from kvtriage.records.values import scale_set, sub_octaves
 from kvtriage.stages import Reporter
 from kvtriage.tasks.split import Split
 
-__all__ = ["Suspects", "diagnose", "find_suspects"]
+__all__ = ["Suspects", "count_probes", "diagnose", "find_suspects"]
 
 _TARGET = 0.5
 """Share of the KL margin that the layers left in FP8 may use up."""
@@ -91,6 +91,11 @@ def _probes(spec: CacheSpec) -> list[_Probe]:
         if layer.num_kv_heads > 1:
             probes += [_Probe("head", "fp8:unit", own, head) for head in range(layer.num_kv_heads)]
     return probes
+
+
+def count_probes(spec: CacheSpec) -> int:
+    """How many probes `diagnose` makes of a model."""
+    return len(_probes(spec))
 
 
 def _arm(probe: _Probe, spec: CacheSpec, scales: ScaleRecord) -> Arm:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from kvtriage.cli.terminal import open_progress, peak_memory_bytes, stage
@@ -32,3 +34,19 @@ def test_the_peak_follows_what_is_held() -> None:
     held = bytearray(b"x") * (64 << 20)
     assert peak_memory_bytes() >= before
     assert peak_memory_bytes() > len(held)
+
+
+def test_on_a_terminal_progress_is_drawn_and_wiped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with open_progress() as report:
+        report("probing layers", 1, 2)
+        report("probing heads", 3, 4)
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert "probing heads" in seen.err
+    assert "3/4" in seen.err
+    assert seen.err.rindex("\x1b[2K") > seen.err.rindex("probing heads")
