@@ -25,6 +25,7 @@ _STYLES = {
     "fp8_per_tensor": ArmStyle("arm-tensor", "diamond", "FP8 per-tensor"),
     "fp8_per_head": ArmStyle("arm-head", "triangle", "FP8 per-head"),
     "fp8_per_head_skip": ArmStyle("arm-head-skip", "wedge", "FP8 per-head + skip"),
+    "fp8_per_tensor_skip": ArmStyle("arm-head-skip", "diamond", "FP8 per-tensor + skip"),
     "fp8_unit_skip": ArmStyle("arm-unit-skip", "circle", "FP8 unit + skip"),
     "bound": ArmStyle("arm-bound", "ring", "Scale-free bound"),
     "fp8_sliding_only": ArmStyle("arm-sliding", "frame", "FP8 sliding only"),

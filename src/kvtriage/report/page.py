@@ -20,7 +20,7 @@ from kvtriage.report.figures import FIGURES
 from kvtriage.report.figures.base import Absent, Figure
 from kvtriage.report.numbers import interval, percent, rounded, signed, times
 from kvtriage.report.quality import METRICS, Metric, drift_of
-from kvtriage.report.tables import arm_rows, conditions, held_bytes, reason_rows, study_toml
+from kvtriage.report.tables import arm_rows, conditions, held_bytes, reason_groups, study_toml
 from kvtriage.report.timings import latency_of
 from kvtriage.report.view import CaseView
 from kvtriage.stats import Interval
@@ -70,7 +70,7 @@ def render_report(
         view=view,
         plan=plan,
         verdict=verdict,
-        sensitivities=sensitivities,
+        explanation=_as_sentence(sensitivities.explanation),
         style=Markup(_read("style.css")),
         script=Markup(_COPY_SCRIPT),
         script_hash=base64.b64encode(hashlib.sha256(_COPY_SCRIPT.encode()).digest()).decode(),
@@ -81,7 +81,7 @@ def render_report(
         arms=arm_rows(view),
         buckets=[format_tokens(bucket) for bucket in plan.study.buckets],
         held=held_bytes(view),
-        reasons=reason_rows(view),
+        reasons=reason_groups(view),
         conditions=conditions(view),
         study=study_toml(view),
         run_command=f"kvtriage run {shlex.quote(plan.model.source)} --data {shlex.quote(plan.data.source)} "
@@ -118,6 +118,12 @@ def _read(name: str) -> str:
 def _to_safe(drawing: Element) -> Markup:
     """ElementTree has escaped every text and attribute in it."""
     return Markup(to_markup(drawing))
+
+
+def _as_sentence(said: str) -> str:
+    """Capital first, full stop last."""
+    whole = said[:1].upper() + said[1:]
+    return whole if whole.endswith((".", "!", "?")) else whole + "."
 
 
 def _describe_choice(view: CaseView) -> str:

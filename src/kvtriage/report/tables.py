@@ -18,7 +18,17 @@ from kvtriage.report.numbers import as_set, exact, percent, rounded, signed, tim
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_bytes, format_tokens
 
-__all__ = ["ArmRow", "Fact", "ReasonRow", "arm_rows", "conditions", "held_bytes", "reason_rows", "study_toml"]
+__all__ = [
+    "ArmRow",
+    "Fact",
+    "ReasonGroup",
+    "ReasonRow",
+    "arm_rows",
+    "conditions",
+    "held_bytes",
+    "reason_groups",
+    "study_toml",
+]
 
 _STATUSES = {"met": ("met", "met"), "unmet": ("unmet", "not met"), "cannot_tell": ("unknown", "can't tell")}
 _CLAUSES = {
@@ -53,8 +63,6 @@ class ReasonRow:
     """One clause of the rule in words; `css` and `status` say how it came out."""
 
     clause: str
-    arm: str
-    chosen: bool
     cell: str
     value: str
     interval: str
@@ -63,6 +71,15 @@ class ReasonRow:
     status: str
     items: str
     text: str
+
+
+@dataclass(frozen=True)
+class ReasonGroup:
+    """The clauses of one arm."""
+
+    arm: str
+    chosen: bool
+    rows: tuple[ReasonRow, ...]
 
 
 @dataclass(frozen=True)
@@ -141,18 +158,22 @@ def held_bytes(view: CaseView) -> tuple[str, Table] | None:
     return said, Table.of(names, rows)
 
 
-def reason_rows(view: CaseView) -> tuple[ReasonRow, ...]:
-    return tuple(_reason_row(view, reason) for reason in view.verdict.reasons)
-
-
-def _reason_row(view: CaseView, reason: Reason) -> ReasonRow:
+def reason_groups(view: CaseView) -> tuple[ReasonGroup, ...]:
+    """Arms in the order in which the verdict first speaks of them."""
     arms = {arm.name: style_of(arm).short for arm in view.evidence.arms}
+    found: dict[str, list[ReasonRow]] = {}
+    for reason in view.verdict.reasons:
+        found.setdefault(reason.arm, []).append(_reason_row(reason))
+    return tuple(
+        ReasonGroup(arms.get(name, name), name == view.verdict.arm, tuple(rows)) for name, rows in found.items()
+    )
+
+
+def _reason_row(reason: Reason) -> ReasonRow:
     css, status = _STATUSES.get(reason.status, ("unknown", reason.status))
     needed = f" of {reason.items_needed:,} needed" if reason.items_needed is not None else ""
     return ReasonRow(
         clause=_CLAUSES.get(reason.clause, reason.clause),
-        arm=arms.get(reason.arm, reason.arm),
-        chosen=reason.arm == view.verdict.arm,
         cell=reason.cell,
         value=_quantity(reason.clause, reason.value),
         interval=_interval(reason),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kvtriage.kvcache.policy import CachePolicy
-from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
+from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.case import (
     ArmRecord,
     CapacityTrial,
@@ -20,9 +20,10 @@ from kvtriage.records.case import (
     Trial,
     Verdict,
 )
+from kvtriage.records.values import cache_spec
 from kvtriage.report.charts.layer_rows import LayerFrame
 
-__all__ = ["CaseView", "cache_spec"]
+__all__ = ["CaseView"]
 
 
 @dataclass(frozen=True)
@@ -105,24 +106,3 @@ class CaseView:
     def _chosen_names(self) -> frozenset[str]:
         chosen = next((arm for arm in self.evidence.arms if arm.name == self.verdict.arm), None)
         return frozenset() if chosen is None else frozenset({chosen.name, self.runner(chosen)})
-
-
-def cache_spec(plan: Plan) -> CacheSpec:
-    """The geometry that the plan recorded."""
-    return CacheSpec(
-        model_type=plan.model_type,
-        layers=tuple(
-            LayerSpec(
-                layer_idx=layer.layer_idx,
-                kind=LayerKind(layer.kind),
-                num_attention_heads=layer.num_attention_heads,
-                num_kv_heads=layer.num_kv_heads,
-                head_dim=layer.head_dim,
-                head_dim_v=layer.head_dim_v,
-                window_tokens=layer.window_tokens,
-            )
-            for layer in plan.layers
-        ),
-        max_model_len=plan.max_model_len,
-        assumed=plan.assumed,
-    )

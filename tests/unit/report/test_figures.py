@@ -14,10 +14,10 @@ from kvtriage.report.arms import describe_policy, layer_ranges, style_of
 from kvtriage.report.figures import FIGURES
 from kvtriage.report.figures.base import Absent, Figure
 from kvtriage.report.quality import METRICS, drift_of
-from kvtriage.report.tables import held_bytes, reason_rows
+from kvtriage.report.tables import held_bytes, reason_groups
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_tokens
-from tests.unit.report.cases import Case, gemma_like, smollm_like, without_arms
+from tests.unit.report.cases import Case, gemma_like, large, smollm_like, without_arms
 
 
 def view_of(case: Case) -> CaseView:
@@ -86,9 +86,26 @@ def test_attention_types_name_the_costly_one() -> None:
 
 def test_layers_and_heads_find_the_planted_place() -> None:
     case = smollm_like()
-    assert drawn("layers", case).answer.startswith("Layer 11 stands out: KL 0.06")
+    assert drawn("layers", case).answer == (
+        "In mantissa no layer stands out; the most sensitive is layer 3. Range is lost above all in layer 11: "
+        "KL 0.0635 by itself, where its bound is 0.000718."
+    )
     assert drawn("heads", case).answer.startswith("The worst is head 1 of layer 11")
-    assert drawn("layers", gemma_like()).answer.startswith("No layer stands out.")
+    assert "Range adds little anywhere: at most KL 0.000" in drawn("layers", gemma_like()).answer
+    assert drawn("layers", large()).answer.startswith("Mantissa is lost above all in layers 1–2, 40.")
+    plain = tuple(row for row in case.sensitivities.layer_probes if row.format == "fp8:unit")
+    unbound = replace(case, sensitivities=msgspec.structs.replace(case.sensitivities, layer_probes=plain))
+    assert drawn("layers", unbound).answer == "Layer 11 is the most sensitive: KL 0.0635 by itself."
+
+
+def test_repairable_is_what_lies_beyond_the_bound() -> None:
+    figure = drawn("repairable", gemma_like())
+    assert figure.answer.startswith("At most 10.0 % of it: all 18 layers at unit scale cost KL 0.02")
+    assert [row[0] for row in figure.table.rows][::3] == ["all 18 layers", "3 full layers", "15 sliding layers"]
+    case = smollm_like()
+    bound = tuple(row for row in case.sensitivities.type_probes if row.format == "mantissa")
+    alone = replace(case, sensitivities=msgspec.structs.replace(case.sensitivities, type_probes=bound))
+    assert drawn("repairable", alone).answer == "Unit scale and the scale-free bound were not both probed."
 
 
 def test_held_out_says_what_saturates() -> None:
@@ -147,7 +164,11 @@ def test_reasons_show_what_is_unbounded_or_without_a_value() -> None:
         msgspec.structs.replace(reason, low=None, high=None) if reason.clause == "kl" else reason
         for reason in case.verdict.reasons
     )
-    rows = reason_rows(view_of(replace(case, verdict=msgspec.structs.replace(case.verdict, reasons=reasons))))
+    view = view_of(replace(case, verdict=msgspec.structs.replace(case.verdict, reasons=reasons)))
+    groups = reason_groups(view)
+    assert [group.arm for group in groups if group.chosen] == ["FP8 per-head"]
+    rows = [row for group in groups for row in group.rows]
+    assert len(rows) == len(reasons)
     assert {row.interval for row in rows if row.clause == "KL divergence"} == {"unbounded"}
     backend = next(row for row in rows if row.clause == "backend")
     assert (backend.value, backend.interval, backend.threshold, backend.status) == ("", "", "", "met")

@@ -16,9 +16,9 @@ import pytest
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import price_policy
 from kvtriage.records.case import CapacityTrial, ScoreTrial, TimingTrial
+from kvtriage.records.values import cache_spec
 from kvtriage.report.figures import FIGURES
 from kvtriage.report.page import serve_command
-from kvtriage.report.view import cache_spec
 from kvtriage.units import format_bytes
 from tests.unit.report.cases import (
     Case,

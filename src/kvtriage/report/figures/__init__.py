@@ -13,6 +13,7 @@ from kvtriage.report.figures.held_out import draw_held_out
 from kvtriage.report.figures.itl import draw_itl
 from kvtriage.report.figures.layers import draw_layers
 from kvtriage.report.figures.quality import draw_quality
+from kvtriage.report.figures.repairable import draw_repairable
 from kvtriage.report.figures.sweep import draw_sweep
 from kvtriage.report.figures.throughput import draw_throughput
 from kvtriage.report.figures.tradeoff import draw_tradeoff
@@ -26,6 +27,7 @@ FIGURES: Mapping[str, DrawFigure] = MappingProxyType(
         "capacity": draw_capacity,
         "quality": draw_quality,
         "attention_types": draw_attention_types,
+        "repairable": draw_repairable,
         "layers": draw_layers,
         "heads": draw_heads,
         "held_out": draw_held_out,

@@ -42,9 +42,9 @@ def draw_layers(view: CaseView) -> Figure | Absent:
     if repaired is not None:
         key.append(KeyEntry("swatch-tick", f"with {format_name(repaired).removeprefix('FP8, ')}"))
     if view.sensitivities.suspects_proven:
-        key.append(KeyEntry("swatch-suspect", "suspected"))
+        key.append(KeyEntry("swatch-suspect", "suspected of mantissa"))
     else:
-        key.append(KeyEntry("swatch-arrow", "most sensitive, not proven"))
+        key.append(KeyEntry("swatch-arrow", "most sensitive in mantissa, not proven"))
     if view.spec.is_hybrid:
         key.append(KeyEntry("swatch-full", "full attention (the rest slides)"))
     return Figure(
@@ -103,16 +103,30 @@ def _shown(value: float | None) -> str:
 
 
 def _answer(view: CaseView, damage: dict[str, dict[int, float]], plain: str) -> str:
-    sensitivities = view.sensitivities
-    group = layer_ranges(sensitivities.suspects)
-    several = len(sensitivities.suspects) > 1
-    if not sensitivities.suspects_proven:
-        return (
-            f"No layer stands out. The most sensitive {'are layers' if several else 'is layer'} {group}; "
-            "the arms with a skip keep that group in BF16 for comparison."
-        )
-    worst = max(sensitivities.suspects, key=lambda layer: damage[plain].get(layer, 0.0))
-    total = damage[plain].get(worst, 0.0)
-    if not several:
-        return f"Layer {group} stands out: KL {rounded(total)} by itself."
-    return f"Layers {group} stand out; the worst, layer {worst}, costs KL {rounded(total)} by itself."
+    bound = damage.get(_BOUND)
+    if bound is None:
+        worst = max(damage[plain], key=lambda layer: damage[plain][layer])
+        return f"Layer {worst} is the most sensitive: KL {rounded(damage[plain][worst])} by itself."
+    return f"{_mantissa(view)} {_range(damage[plain], bound)}"
+
+
+def _mantissa(view: CaseView) -> str:
+    """What the stage found of the part that no scale repairs."""
+    suspects = view.sensitivities.suspects
+    several = len(suspects) > 1
+    layers = f"layer{'s' if several else ''} {layer_ranges(suspects)}"
+    if view.sensitivities.suspects_proven:
+        return f"Mantissa is lost above all in {layers}."
+    return f"In mantissa no layer stands out; the most sensitive {'are' if several else 'is'} {layers}."
+
+
+def _range(total: dict[int, float], bound: dict[int, float]) -> str:
+    """The layer with most to win back by scales."""
+    excess = {layer: total[layer] - bound[layer] for layer in total.keys() & bound.keys()}
+    worst = max(excess, key=lambda layer: (excess[layer], -layer))
+    if excess[worst] <= max(bound.values()):
+        return f"Range adds little anywhere: at most KL {rounded(max(excess[worst], 0.0))}, in layer {worst}."
+    return (
+        f"Range is lost above all in layer {worst}: KL {rounded(total[worst])} by itself, where its bound is "
+        f"{rounded(bound[worst])}."
+    )

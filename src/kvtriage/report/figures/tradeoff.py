@@ -75,11 +75,11 @@ def draw_tradeoff(view: CaseView) -> Figure | Absent:
             ),
         ),
         table=Table.of(
-            ("arm", "skipped layers", "cache ratio", "KL", "low", "high", "items"),
+            ("arm", "layers in BF16", "cache ratio", "KL", "low", "high", "items"),
             [
                 (
                     arm.label,
-                    str(len(arm.skip_layers)),
+                    "all" if arm.role == "baseline" else str(len(arm.skip_layers)),
                     exact(ratio),
                     exact(kl.mean),
                     exact(kl.low),

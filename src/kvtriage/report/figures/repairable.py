@@ -1,0 +1,88 @@
+"""All layers of a kind in FP8 at once: unit scale, per-head scales, and the scale-free bound."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from kvtriage.records.case import ProbeRow
+from kvtriage.report.arms import ArmStyle
+from kvtriage.report.charts.dots import DotGroup, DotRow, Threshold, draw_dots
+from kvtriage.report.figures.base import Absent, Figure, Panel, Table
+from kvtriage.report.numbers import axis_number, exact, percent, rounded
+from kvtriage.report.view import CaseView
+
+__all__ = ["draw_repairable"]
+
+_QUESTION = "How much of the damage could scales repair?"
+_STYLES = {
+    "fp8:unit": ArmStyle("arm-unit", "square", "FP8 unit scale"),
+    "fp8:per_tensor": ArmStyle("arm-tensor", "diamond", "FP8 per-tensor"),
+    "fp8:per_head": ArmStyle("arm-head", "triangle", "FP8 per-head"),
+    "mantissa": ArmStyle("arm-bound", "ring", "Scale-free bound"),
+}
+
+
+def draw_repairable(view: CaseView) -> Figure | Absent:
+    """One group for each set of layers probed together, one row per storage format."""
+    groups: dict[tuple[int, ...], dict[str, float]] = {}
+    for probe in view.sensitivities.type_probes:
+        if probe.kl and probe.format in _STYLES:
+            groups.setdefault(probe.layers, {})[probe.format] = fmean(probe.kl)
+    if not groups:
+        return Absent(_QUESTION, "No group of layers was probed as a whole.")
+    drawing = draw_dots(
+        [
+            DotGroup(_name(view, layers), tuple(_row(word, found[word]) for word in _STYLES if word in found))
+            for layers, found in groups.items()
+        ],
+        label="KL of each kind of layer quantised together",
+        unit="KL, nats per token",
+        thresholds=(Threshold(view.evidence.noise_floor_kl, "noise", "threshold-noise"),),
+        tick_text=axis_number,
+    )
+    return Figure(
+        question=_QUESTION,
+        answer=_answer(view, groups),
+        note=f"Mean KL over {len(view.sensitivities.probe_items)} probe texts. What lies beyond the scale-free bound "
+        "is range, and scales can win it back; what the bound itself loses is mantissa, and only BF16 can.",
+        panels=(Panel("Quantised together, all else in BF16", drawing),),
+        table=Table.of(
+            ("layers", "stored as", "KL", *(f"text {index + 1}" for index in range(_texts(view)))),
+            [_table_row(view, probe) for probe in view.sensitivities.type_probes if probe.kl],
+            words=2,
+        ),
+    )
+
+
+def _name(view: CaseView, layers: tuple[int, ...]) -> str:
+    if len(layers) == view.spec.num_layers:
+        return f"all {len(layers)} layers"
+    kinds = {str(view.spec.layers[layer].kind) for layer in layers}
+    return f"{len(layers)} {kinds.pop()} layers" if len(kinds) == 1 else f"{len(layers)} layers"
+
+
+def _row(word: str, kl: float) -> DotRow:
+    return DotRow(_STYLES[word].short, _STYLES[word], kl, None, None, rounded(kl))
+
+
+def _texts(view: CaseView) -> int:
+    return max(len(probe.kl) for probe in view.sensitivities.type_probes)
+
+
+def _table_row(view: CaseView, probe: ProbeRow) -> tuple[str, ...]:
+    short = _STYLES[probe.format].short if probe.format in _STYLES else probe.format
+    texts = [exact(kl) for kl in probe.kl] + [""] * (_texts(view) - len(probe.kl))
+    return (_name(view, probe.layers), short, exact(fmean(probe.kl)), *texts)
+
+
+def _answer(view: CaseView, groups: dict[tuple[int, ...], dict[str, float]]) -> str:
+    layers = max(groups, key=len)
+    unit, bound = groups[layers].get("fp8:unit"), groups[layers].get("mantissa")
+    if unit is None or bound is None or unit <= 0:
+        return "Unit scale and the scale-free bound were not both probed."
+    if unit <= bound:
+        return f"Nothing: at unit scale {_name(view, layers)} lose no more than the scale-free bound does."
+    return (
+        f"At most {percent((unit - bound) / unit)} of it: {_name(view, layers)} at unit scale cost KL {rounded(unit)}, "
+        f"the scale-free bound {rounded(bound)}."
+    )
