@@ -196,7 +196,13 @@ def _interval(reason: Reason) -> str:
 def _threshold(reason: Reason) -> str:
     if reason.threshold is None:
         return ""
-    return f"{as_set(reason.threshold * 100)} %" if reason.clause in ("top1", "latency") else as_set(reason.threshold)
+    match reason.clause:
+        case "top1" | "latency":
+            return f"{as_set(reason.threshold * 100)} %"
+        case "range":
+            return rounded(reason.threshold)
+        case _:
+            return as_set(reason.threshold)
 
 
 def _quantity(clause: str, value: float | None) -> str:

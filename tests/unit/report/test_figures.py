@@ -48,6 +48,7 @@ def test_capacity_has_a_curve_for_each_way_of_storing() -> None:
     memory, spec = case.plan.study.memory_bytes, view_of(case).spec
     expected = format_tokens(capacity_tokens(spec, CachePolicy.native(18), 32_768, memory))
     assert figure.table.rows[-1][:2] == ("32,768", expected)
+    assert [row[0] for row in figure.table.rows[:4]] == ["128", "256", "512", "1,024"]
 
 
 def test_drift_is_paired_with_bf16_on_the_same_item() -> None:
@@ -188,3 +189,13 @@ def test_layers_are_named_in_runs() -> None:
     assert layer_ranges(()) == ""
     arms = {arm.name: describe_policy(arm) for arm in smollm_like().evidence.arms}
     assert (arms["bf16"], arms["fp8_unit"], arms["fp8_unit_skip"]) == ("BF16", "FP8, every layer", "FP8, 1 skipped")
+
+
+def test_capacity_says_when_not_one_sequence_fits() -> None:
+    assert drawn("capacity", large()).answer == (
+        "At the model's limit of 131,072 tokens not one BF16 sequence fits; none in FP8 either."
+    )
+    case = large()
+    study = msgspec.structs.replace(case.plan.study, memory_bytes=32 * 1024**3)
+    roomier = replace(case, plan=msgspec.structs.replace(case.plan, study=study))
+    assert drawn("capacity", roomier).answer.endswith("fits; FP8, every layer holds 131,072 tokens.")

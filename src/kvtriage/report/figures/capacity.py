@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import capacity_tokens
 from kvtriage.report.arms import describe_policy, style_of
@@ -15,12 +17,14 @@ __all__ = ["draw_capacity"]
 
 _QUESTION = "How many tokens fit, as contexts grow?"
 _SHORTEST = 128
+_STEPS = 16
+"""Points in each doubling: where few sequences fit, the curve steps as the last of them drops out."""
 
 
 def draw_capacity(view: CaseView) -> Figure | Absent:
     """One curve for each way of storing: scales cost nothing that shows here."""
     memory = view.plan.study.memory_bytes
-    lengths = _lengths(view.plan.max_model_len)
+    lengths = _lengths(view.plan.max_model_len, _STEPS)
     ways = _ways(view)
     if not ways:
         return Absent(_QUESTION, "The evidence has no arm that a server could run.")
@@ -36,11 +40,12 @@ def draw_capacity(view: CaseView) -> Figure | Absent:
         y_text=axis_number,
         x_log=True,
     )
-    shown = sorted({*view.plan.study.buckets, *(n for n in lengths if n >= 256), view.plan.max_model_len})
+    shown = sorted({*view.plan.study.buckets, *_lengths(view.plan.max_model_len, 1)})
     return Figure(
         question=_QUESTION,
         answer=_answer(view, ways),
         note="Whole sequences of one length that fit, times their length: what the cache holds in steady decode. "
+        "A curve has teeth where only a few sequences fit, one for each that drops out. "
         "A server rounds up to blocks and reserves by its own rules, so the figure it logs at start-up differs.",
         panels=(Panel("", draw_plane(series, spec, wide=False), draw_plane(series, spec, wide=True)),),
         table=Table.of(
@@ -69,14 +74,11 @@ def _ways(view: CaseView) -> list[tuple[str, str, CachePolicy]]:
     return list(found.values())
 
 
-def _lengths(longest: int) -> tuple[int, ...]:
-    """From `_SHORTEST` to the model's limit, doubling, the limit itself included."""
-    lengths = []
-    length = min(_SHORTEST, longest)
-    while length < longest:
-        lengths.append(length)
-        length *= 2
-    return (*lengths, longest)
+def _lengths(longest: int, steps: int) -> tuple[int, ...]:
+    """From `_SHORTEST` to the model's limit, `steps` in each doubling, the limit itself included."""
+    shortest = min(_SHORTEST, longest)
+    count = math.floor(math.log2(longest / shortest) * steps) + 1
+    return tuple(sorted({*(round(shortest * 2 ** (step / steps)) for step in range(count)), longest}))
 
 
 def _answer(view: CaseView, ways: list[tuple[str, str, CachePolicy]]) -> str:
@@ -85,7 +87,8 @@ def _answer(view: CaseView, ways: list[tuple[str, str, CachePolicy]]) -> str:
     best = max(ways, key=lambda way: _fit(view, way[2], longest))
     fits = _fit(view, best[2], longest)
     if native == 0:
-        return f"At the model's limit of {format_tokens(longest)} tokens not one BF16 sequence fits."
+        held = f"{best[0].removesuffix(' ✓')} holds {format_tokens(fits)} tokens" if fits else "none in FP8 either"
+        return f"At the model's limit of {format_tokens(longest)} tokens not one BF16 sequence fits; {held}."
     return (
         f"At the model's limit of {format_tokens(longest)} tokens BF16 holds {format_tokens(native)} tokens and "
         f"{best[0].removesuffix(' ✓')} holds {format_tokens(fits)}, {times(fits / native)}."
