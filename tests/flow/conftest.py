@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import cast
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from kvtriage.cli.job import Wiring
+from kvtriage.engines.base import Arm, Engine, Progress, ScoreRequest, Session
+from kvtriage.engines.fake import FakeEngine, FakeTokenizer
+from kvtriage.fp8.stats import KVStats
+from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.tasks.corpus import demo_english
+
+NONE: Mapping[int, float] = MappingProxyType({})
 
 _HIDDEN, _LAYERS, _HEADS, _KV_HEADS, _HEAD_DIM, _INNER = 32, 4, 4, 2, 8, 64
 
@@ -19,7 +30,7 @@ STUDY = """
 buckets = [256, 512]
 items_per_bucket = 2
 score_tokens = 32
-needle_depths = [0.5]
+needle_depths = [0.1, 0.5, 0.9]
 needles_per_depth = 1
 calibration_items = 2
 calibration_tokens = 512
@@ -113,3 +124,53 @@ def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("study") / "study.toml"
     file.write_text(STUDY)
     return file
+
+
+class Interrupting:
+    """A fake engine that is interrupted, as by Ctrl-C, at its `after`-th piece of work."""
+
+    def __init__(self, engine: FakeEngine, after: int | None) -> None:
+        self._engine = engine
+        self._left = after
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._engine, name)
+
+    def _work(self) -> None:
+        if self._left is not None:
+            if self._left == 0:
+                raise KeyboardInterrupt
+            self._left -= 1
+
+    @contextlib.contextmanager
+    def open(self, arm: Arm) -> Iterator[Session]:
+        with self._engine.open(arm) as session:
+            self._work()
+            yield session
+
+    def probe(self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], progress: Progress) -> list[list[float]]:
+        self._work()
+        return self._engine.probe(requests, arms, progress)
+
+    def observe(self, prompts: Sequence[Sequence[int]], edges: Sequence[int], progress: Progress) -> KVStats:
+        self._work()
+        return self._engine.observe(prompts, edges, progress)
+
+
+@pytest.fixture
+def fake() -> Callable[..., Callable[[], Wiring]]:
+    """`fake(after=n, ...)`: the wiring of a fake engine with this damage, interrupted at its n-th work."""
+
+    def wire(
+        after: int | None = None,
+        mantissa: Mapping[int, float] = NONE,
+        range_: Mapping[int, float] = NONE,
+        spread: Mapping[int, float] = NONE,
+    ) -> Callable[[], Wiring]:
+        @contextlib.contextmanager
+        def open_engine(folder: Path, spec: CacheSpec, **how: object) -> Iterator[Engine]:
+            yield cast(Engine, Interrupting(FakeEngine(spec, mantissa, range_, spread), after))
+
+        return lambda: Wiring(lambda folder, trust: FakeTokenizer(), open_engine)
+
+    return wire

@@ -77,7 +77,7 @@ def test_a_broken_model(
         ("", "empty"),
         ('{"txet": "hello"}\n', "line 1"),
         ("not json\n", "line 1"),
-        ('{"text": "a few words"}\n' * 3, "256"),
+        ('{"text": "a few words"}\n' * 3, "needs 512"),
     ],
 )
 def test_bad_data(

@@ -74,13 +74,17 @@ def _render_fault(fault: Fault) -> str:
 
 
 def _render_planted(planted: Planted) -> str:
-    where = ", ".join(map(str, planted.layers)) or "no layer"
-    repair = {
-        "none": "none",
-        "scales": f"{planted.scaling.replace('_', '-')} scales",
-        "skip": f"layers {', '.join(map(str, planted.skip_layers))} in BF16",
-        "both": (
-            f"{planted.scaling.replace('_', '-')} scales, and layers {', '.join(map(str, planted.skip_layers))} in BF16"
-        ),
-    }[planted.repair]
-    return f"planted {planted.fault} in {where}; the right repair is {repair}"
+    scales = f"{planted.scaling.replace('_', '-')} scales"
+    skip = f"{_name_layers(planted.skip_layers)} in BF16"
+    repair = {"none": "none", "scales": scales, "skip": skip, "both": f"{scales}, and {skip}"}[planted.repair]
+    return f"planted {planted.fault} in {_name_layers(planted.layers)}; the right repair is {repair}"
+
+
+def _name_layers(layers: tuple[int, ...]) -> str:
+    match layers:
+        case ():
+            return "no layer"
+        case (layer,):
+            return f"layer {layer}"
+        case _:
+            return f"layers {', '.join(map(str, layers))}"

@@ -237,6 +237,10 @@ def plan_command(
     """Price a cache policy for MODEL: a folder, a config.json, a demo: model or a hub id.
 
     No weights are needed. The numbers are exact for what sequences hold in steady decode.
+
+    \b
+    Example:
+      kvtriage plan demo:gemma3-270m --context 32768 --skip sliding_window
     """
     spec = read_cache_spec(load_config(model))
     lengths = parse_contexts(contexts, spec)
