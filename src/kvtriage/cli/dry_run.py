@@ -86,7 +86,7 @@ def _stages_before(subject: Subject) -> list[_Row]:
     probed = count_probes(subject.spec) * study.probe_items * study.probe_tokens
     return [
         _Row("calibrate", "Q, K and V observed, scales checked", observed + checked),
-        _Row("diagnose", "FP8 in each layer, head and type alone", probed),
+        _Row("diagnose", "FP8 in each layer, head and type alone (at most)", probed),
     ]
 
 
