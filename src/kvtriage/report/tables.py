@@ -45,15 +45,12 @@ _CLAUSES = {
 
 @dataclass(frozen=True)
 class ArmRow:
-    """One arm of the key and the price list; `prices` holds (bytes, ratio) per bucket, or is empty."""
+    """One arm of the key and the price list; `prices` holds (bytes, exact bytes, ratio) per bucket, or is empty."""
 
-    name: str
     short: str
-    label: str
     mark: Element
     chosen: bool
-    skipped: str
-    note: str
+    words: str
     prices: tuple[tuple[str, str, str], ...]
     scale_bytes: str
 
@@ -101,13 +98,10 @@ def _arm_row(view: CaseView, arm: ArmRecord) -> ArmRow:
     probe = arm.role in ("bound", "noise")
     sheets = [] if probe else [price_policy(view.spec, view.policy_of(arm), (n,)) for n in view.plan.study.buckets]
     return ArmRow(
-        name=arm.name,
         short=style.short,
-        label=arm.label,
         mark=canvas(18, 18, style.short, [group(style.css, marker(style.shape, 9, 9, 5.5))]),
         chosen=arm.name == view.verdict.arm,
-        skipped=_skipped(arm),
-        note=_note(arm),
+        words="; ".join(part for part in (arm.label, _skipped(arm), _note(arm)) if part),
         prices=tuple(
             (format_bytes(sheet.policy_bytes), f"{sheet.policy_bytes:,} B", times(sheet.ratio_vs_bf16))
             for sheet in sheets
@@ -119,7 +113,7 @@ def _arm_row(view: CaseView, arm: ArmRecord) -> ArmRow:
 def _skipped(arm: ArmRecord) -> str:
     if arm.scaling == "native" or not arm.skip_layers:
         return ""
-    return f"layer{'s' if len(arm.skip_layers) > 1 else ''} {layer_ranges(arm.skip_layers)}"
+    return f"layer{'s' if len(arm.skip_layers) > 1 else ''} {layer_ranges(arm.skip_layers)} in BF16"
 
 
 def _note(arm: ArmRecord) -> str:
@@ -127,11 +121,9 @@ def _note(arm: ArmRecord) -> str:
         return f"equal to {arm.same_as} to the bit; not run again"
     match arm.role:
         case "bound":
-            return "a probe: 3-bit mantissa, unlimited exponent; holds nothing"
+            return "a probe: 3-bit mantissa, unlimited exponent"
         case "noise":
             return "BF16 against itself: the noise floor"
-        case "contrast":
-            return "one attention type alone"
         case _:
             return ""
 

@@ -56,11 +56,6 @@ class CaseView:
         return next((arm for arm in self.evidence.arms if arm.role == "baseline"), None)
 
     @cached_property
-    def tasks(self) -> tuple[str, ...]:
-        """Names of the quality tasks that were run, in order of appearance."""
-        return tuple(dict.fromkeys(trial.task for trial in self.scores))
-
-    @cached_property
     def scores(self) -> tuple[ScoreTrial, ...]:
         return tuple(trial for trial in self.trials if isinstance(trial, ScoreTrial))
 

@@ -125,7 +125,7 @@ def _answer(view: CaseView) -> str:
         return "Running text gave no KL divergence to compare."
     worst = max(found, key=lambda drift: drift.interval.mean)
     return (
-        f"{'The chosen arm' if chosen else 'The widest drift'} is at its worst at "
+        f"{'The chosen arm drifts most' if chosen else 'The widest drift is'} at "
         f"{format_tokens(worst.bucket or 0)} tokens: {style_of(worst.arm).short}, KL "
         f"{rounded(worst.interval.mean)} against a margin of {as_set(view.plan.study.rule.kl_margin)} and a noise "
         f"floor of {rounded(view.evidence.noise_floor_kl)}."
