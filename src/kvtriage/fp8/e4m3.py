@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 __all__ = [
     "MAX",
+    "SATURATES_ABOVE",
     "SMALLEST_NORMAL",
     "SMALLEST_SUBNORMAL",
     "SUB_OCTAVES",
@@ -21,6 +22,8 @@ __all__ = [
 ]
 
 MAX = 448.0
+SATURATES_ABOVE = 464.0
+"""Half a step beyond MAX: up to here MAX is the nearest value anyway, and nothing more is lost."""
 SMALLEST_NORMAL = 2.0**-6
 SMALLEST_SUBNORMAL = 2.0**-9
 SUB_OCTAVES: tuple[float, ...] = tuple(2.0 ** (i / 8) for i in range(8))

@@ -116,8 +116,11 @@ def _effect(policy: CachePolicy, spec: CacheSpec, scales: ScaleRecord) -> tuple[
                 effect.append((1.0,))
             case Fp8(scaling, _):
                 own = scale_set(scales, scaling).layers[layer.layer_idx]
-                per_head = tuple(_per_head(values, layer.num_kv_heads) for values in (own.k, own.v))
-                effect.append((*per_head, _per_head(own.q, layer.num_attention_heads)))
+                heads = layer.num_kv_heads
+                q = _per_head(own.q, layer.num_attention_heads)
+                # Engines reduce q scales to the largest of each KV head's group of queries.
+                group = tuple(max(q[start : start + len(q) // heads]) for start in range(0, len(q), len(q) // heads))
+                effect.append((_per_head(own.k, heads), _per_head(own.v, heads), group))
     return tuple(effect)
 
 
@@ -149,7 +152,8 @@ def check_applied(arm: Arm, applied: Applied, info: EngineInfo, spec: CacheSpec)
             case Native():
                 right = dtype == info.native_dtype and not k and not v
             case Fp8(scaling, None):
-                want_k = want_v = (1.0,)
+                want_k: tuple[float, ...] = (1.0,)
+                want_v: tuple[float, ...] = (1.0,)
                 if scaling is not Scaling.UNIT and arm.scales is not None:
                     want_k, want_v = arm.scales.layers[index].k, arm.scales.layers[index].v
                 right = dtype == "float8_e4m3fn" and _equal(k, want_k) and _equal(v, want_v)

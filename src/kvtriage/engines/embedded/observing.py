@@ -15,7 +15,7 @@ from torch import Tensor
 from kvtriage.engines.embedded.attention import attend
 from kvtriage.engines.embedded.codec import round_mantissa
 from kvtriage.errors import NonFinite
-from kvtriage.fp8.e4m3 import MAX, SMALLEST_NORMAL, SUB_OCTAVES
+from kvtriage.fp8.e4m3 import SATURATES_ABOVE, SMALLEST_NORMAL, SUB_OCTAVES
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.fp8.stats import EXPONENT_MAX, EXPONENT_MIN, HeldOut, HeldOutShare, KVStats, RangeStats, TensorKey
 from kvtriage.kvcache.spec import CacheSpec
@@ -135,7 +135,7 @@ class ScaleObserver(_Observer):
         found = np.stack(
             [
                 np.full(magnitude.shape[0], magnitude[0].numel(), dtype=np.float64),
-                _numpy((stored > MAX).sum(dim=(1, 2))),
+                _numpy((stored > SATURATES_ABOVE).sum(dim=(1, 2))),
                 _numpy(((stored < SMALLEST_NORMAL) & (magnitude > 0)).sum(dim=(1, 2))),
                 _numpy(magnitude.amax(dim=(1, 2))),
             ]

@@ -1,0 +1,302 @@
+"""The embedded engine on tiny random models: the worksheet's bytes, chunking, numerics, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from kvtriage.engines.base import Arm, ScoreRequest, ScoreResponse
+from kvtriage.engines.embedded import EmbeddedEngine, open_engine
+from kvtriage.errors import BadInput, ModelError, NonFinite, PolicyNotApplied, StudyError
+from kvtriage.fp8.e4m3 import MAX
+from kvtriage.fp8.scales import ScaleSet, fit_scales, fit_sub_octaves
+from kvtriage.fp8.stats import KVStats
+from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling
+from kvtriage.kvcache.price import price_policy
+from kvtriage.kvcache.spec import CacheSpec, LayerKind
+from tests.unit.engines import tiny
+
+FAMILIES = {"llama": tiny.llama, "gemma3": tiny.gemma3, "gemma2": tiny.gemma2, "gpt_oss": tiny.gpt_oss}
+EDGES = (0, 8, 24)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """An engine, and what a calibration on it gives."""
+
+    engine: EmbeddedEngine
+    folder: Path
+    stats: KVStats
+    scales: dict[Scaling, ScaleSet]
+
+    @property
+    def spec(self) -> CacheSpec:
+        return self.engine.spec
+
+    def policies(self) -> dict[str, CachePolicy]:
+        count = self.spec.num_layers
+        found = {str(scaling): CachePolicy.fp8(count, scaling) for scaling in Scaling}
+        found |= {f"{scaling}+skip": CachePolicy.fp8(count, scaling, [0]) for scaling in Scaling}
+        return found | {
+            "native": CachePolicy.native(count),
+            "skip all": CachePolicy.fp8(count, Scaling.UNIT, range(count)),
+        }
+
+    def arm(self, policy: CachePolicy, **changes: Any) -> Arm:
+        scaling = policy.scaling
+        scales = self.scales.get(scaling) if scaling is not None else None
+        return Arm("test", policy, scales, fit_sub_octaves(self.stats, self.spec), **changes)
+
+    def score(self, policy: CachePolicy, length: int = 48, **changes: Any) -> ScoreResponse:
+        with self.engine.open(self.arm(policy, **changes)) as session:
+            return session.score(ScoreRequest("x", tiny.prompt(length), length // 2))
+
+
+def quiet(_done: int, _total: int) -> None:
+    """Nobody is watching."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp(request.param)
+    spec = tiny.save(FAMILIES[request.param](), folder)
+    with open_engine(folder, spec, numerics="storage", device="cpu", threads=1) as engine:
+        stats = engine.observe([tiny.prompt(40, seed=seed) for seed in (2, 3)], EDGES, quiet)
+        scales = {scaling: fit_scales(stats, spec, scaling) for scaling in (Scaling.PER_TENSOR, Scaling.PER_HEAD)}
+        yield Bench(engine, folder, stats, scales)
+
+
+def mean_kl(response: ScoreResponse, reference: ScoreResponse) -> float:
+    kl = response.distribution.kl_from(reference.distribution)
+    return sum(kl) / len(kl)
+
+
+@pytest.mark.parametrize("context", [3, tiny.WINDOW, tiny.WINDOW + 1, 50])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_held_bytes_are_the_worksheets_for_every_policy(bench: Bench, context: int, batch: int) -> None:
+    for name, policy in bench.policies().items():
+        with bench.engine.open(bench.arm(policy)) as session:
+            prompts = [tiny.prompt(context, seed=seed) for seed in range(batch)]
+            generation = session.generate(prompts, 4)
+        held = context + 3
+        assert generation.held_tokens == held
+        worksheet = price_policy(bench.spec, policy, [held] * batch)
+        assert generation.held_bytes == worksheet.policy_bytes, name
+        assert len(generation.token_s) == 3
+        assert [len(row) for row in generation.token_ids] == [4] * batch
+
+
+def test_native_is_transformers_own_answer(bench: Bench) -> None:
+    """With a float32 cache our attention has nothing left to differ by but summation order."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        bench.folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    tokens = tiny.prompt(48)
+    with torch.inference_mode():
+        logits = model(torch.tensor([tokens])).logits[0]
+        expected = -torch.log_softmax(logits[23:47], -1).gather(1, torch.tensor(tokens[24:])[:, None])[:, 0]
+    exact = EmbeddedEngine(bench.engine._model, bench.engine.tokenizer, torch.float32, "storage", threads=1)
+    with exact.open(Arm("float32", CachePolicy.native(bench.spec.num_layers))) as session:
+        response = session.score(ScoreRequest("x", tokens, 24))
+    np.testing.assert_allclose(response.nll, expected.numpy(), atol=2e-4)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, tiny.WINDOW, 23])
+def test_prefill_in_chunks_and_decode_agree_with_prefill(bench: Bench, chunk: int) -> None:
+    """Tolerance: summation order differs, and a value that it moves across a rounding tie moves one step."""
+    for name, policy in bench.policies().items():
+        whole, pieces = bench.score(policy), bench.score(policy, prefill_chunk=chunk)
+        assert abs(mean_kl(pieces, whole)) < 5e-3, name
+        np.testing.assert_allclose(pieces.nll, whole.nll, atol=0.25)
+
+
+def test_greedy_decoding_repeats_what_scoring_predicts(bench: Bench) -> None:
+    policy = CachePolicy.native(bench.spec.num_layers)
+    prompt = tiny.prompt(30)
+    with bench.engine.open(bench.arm(policy)) as session:
+        chosen = session.generate([prompt], 6).token_ids[0]
+        response = session.score(ScoreRequest("x", (*prompt, *chosen), len(prompt)))
+    assert response.top1 == chosen
+
+
+def test_what_was_applied_is_read_back(bench: Bench) -> None:
+    count = bench.spec.num_layers
+    with bench.engine.open(bench.arm(CachePolicy.fp8(count, Scaling.PER_HEAD, [0]))) as session:
+        applied = session.applied()
+    assert applied.dtypes == ("bfloat16", *("float8_e4m3fn",) * (count - 1))
+    assert applied.k_scales[0] == ()
+    for index in range(1, count):
+        assert applied.k_scales[index] == bench.scales[Scaling.PER_HEAD].layers[index].k
+        assert applied.v_scales[index] == bench.scales[Scaling.PER_HEAD].layers[index].v
+
+
+def test_every_format_drifts_and_native_does_not(bench: Bench) -> None:
+    count = bench.spec.num_layers
+    reference = bench.score(CachePolicy.native(count))
+    assert mean_kl(bench.score(CachePolicy.native(count)), reference) == 0
+    for policy in (*bench.policies().values(), CachePolicy.uniform(count, Mantissa())):
+        if not policy.is_native:
+            assert mean_kl(bench.score(policy), reference) > 0
+
+
+def test_probes_equal_the_long_way_round(bench: Bench) -> None:
+    """Resuming from recorded layer outputs gives what a whole pass gives."""
+    count = bench.spec.num_layers
+    formats = (Fp8(Scaling.UNIT), Fp8(Scaling.PER_HEAD), Mantissa(), Fp8(Scaling.UNIT, (0,)))
+    policies = [CachePolicy.only(count, [index], fmt) for index in range(count) for fmt in formats]
+    arms = [dataclasses.replace(bench.arm(policy), scales=bench.scales[Scaling.PER_HEAD]) for policy in policies]
+    request = ScoreRequest("x", tiny.prompt(48), 24)
+    found = bench.engine.probe([request], arms, quiet)
+    with bench.engine.open(arms[0]) as session:
+        assert session.score(request).nll  # the model is whole again afterwards
+    reference = bench.score(CachePolicy.native(count))
+    for arm, (kl,) in zip(arms, found, strict=True):
+        with bench.engine.open(arm) as session:
+            assert kl == pytest.approx(mean_kl(session.score(request), reference), rel=1e-6, abs=1e-12)
+
+
+def test_observed_ranges_are_those_of_the_real_keys_and_values(bench: Bench) -> None:
+    """Against hooks on k_proj and v_proj where no norm and no rotation stands between."""
+    seen: dict[int, float] = {}
+    layers = bench.engine._model.decoder_layers
+    hooks = [
+        layer.self_attn.v_proj.register_forward_hook(
+            lambda _m, _a, out, index=index: seen.__setitem__(index, max(seen.get(index, 0.0), float(out.abs().max())))
+        )
+        for index, layer in enumerate(layers)
+    ]
+    try:
+        bench.engine.observe([tiny.prompt(40, seed=2)], EDGES, quiet)
+        bench.engine.observe([tiny.prompt(40, seed=3)], EDGES, quiet)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for index in range(bench.spec.num_layers):
+        assert bench.stats.tensors[index, "v"].amax.max() == pytest.approx(seen[index], rel=1e-6)
+
+
+def test_statistics_count_every_element_once(bench: Bench) -> None:
+    for (index, tensor), found in bench.stats.tensors.items():
+        layer = bench.spec.layers[index]
+        heads = layer.num_attention_heads if tensor == "q" else layer.num_kv_heads
+        assert found.num_heads == heads
+        elements = bench.stats.tokens * layer.head_dim
+        assert (found.exponents.sum(axis=1) + found.zeros == elements).all()
+        np.testing.assert_array_equal(found.amax_by_position.max(axis=1), found.amax)
+        top = np.frexp(found.amax)[1] - 1
+        highest = found.exponents.shape[1] - 1 - np.argmax(found.exponents[:, ::-1] > 0, axis=1) - 40
+        np.testing.assert_array_equal(highest, top)
+
+
+def test_statistics_do_not_depend_on_how_the_text_is_cut(bench: Bench) -> None:
+    again = KVStats.merge_all([bench.engine.observe([tiny.prompt(40, seed=s)], EDGES, quiet) for s in (3, 2)])
+    for key, found in again.tensors.items():
+        np.testing.assert_array_equal(found.amax, bench.stats.tensors[key].amax)
+        np.testing.assert_array_equal(found.exponents, bench.stats.tensors[key].exponents)
+
+
+def test_held_out_shares_are_counted(bench: Bench) -> None:
+    """On the calibration text itself per-head scales saturate nothing; far smaller ones nearly everything."""
+    own = bench.engine.check_scales([tiny.prompt(40, seed=s) for s in (2, 3)], bench.scales[Scaling.PER_HEAD], quiet)
+    assert {share.saturated for share in own.shares} == {0.0}
+    assert len(own.shares) == 2 * sum(layer.num_kv_heads for layer in bench.spec.layers)
+    small = ScaleSet(
+        Scaling.PER_HEAD,
+        tuple(
+            dataclasses.replace(layer, k=tuple(v / 1e4 for v in layer.k), v=tuple(v / 1e4 for v in layer.v))
+            for layer in bench.scales[Scaling.PER_HEAD].layers
+        ),
+    )
+    shares = bench.engine.check_scales([tiny.prompt(40)], small, quiet).shares
+    assert all(share.saturated > 0.9 for share in shares)
+
+
+@pytest.mark.parametrize("numerics", ["storage", "attention"])
+def test_numerics_differ_only_where_the_layer_is_fp8(tmp_path: Path, numerics: str) -> None:
+    spec = tiny.save(tiny.llama(), tmp_path)
+    responses = {}
+    for kind in ("storage", numerics):
+        with open_engine(tmp_path, spec, numerics=kind, device="cpu", threads=1) as engine:
+            assert engine.info().numerics == kind
+            for name, policy in (("native", CachePolicy.native(3)), ("fp8", CachePolicy.fp8(3, Scaling.UNIT))):
+                with engine.open(Arm(name, policy)) as session:
+                    responses[kind, name] = session.score(ScoreRequest("x", tiny.prompt(32), 16)).nll
+    assert responses["storage", "native"] == responses[numerics, "native"]
+    assert (responses["storage", "fp8"] == responses[numerics, "fp8"]) is (numerics == "storage")
+
+
+def test_a_layer_that_overflows_is_named(tmp_path: Path) -> None:
+    spec = tiny.save(tiny.llama(), tmp_path)
+    with open_engine(tmp_path, spec, numerics="storage", device="cpu", threads=1) as engine:
+        engine._model.decoder_layers[1].self_attn.k_proj.weight[0, 0] = float("inf")
+        with (
+            engine.open(Arm("bf16", CachePolicy.native(3))) as session,
+            pytest.raises(NonFinite, match="layer 1"),
+        ):
+            session.score(ScoreRequest("x", tiny.prompt(20), 10))
+        with pytest.raises(NonFinite, match="K of layer 1"):
+            engine.observe([tiny.prompt(20)], (0,), quiet)
+
+
+def test_arms_that_cannot_be_are_refused(bench: Bench) -> None:
+    count = bench.spec.num_layers
+    with (
+        pytest.raises(PolicyNotApplied, match="brings none"),
+        bench.engine.open(Arm("no scales", CachePolicy.fp8(count, Scaling.PER_HEAD))),
+    ):
+        pass
+    with (
+        pytest.raises(PolicyNotApplied, match=f"the model has {count}"),
+        bench.engine.open(Arm("longer", CachePolicy.native(count + 1))),
+    ):
+        pass
+    with bench.engine.open(bench.arm(CachePolicy.uniform(count, Mantissa()))) as session:
+        with pytest.raises(PolicyNotApplied, match="probe"):
+            session.generate([tiny.prompt(8)], 2)
+        with pytest.raises(BadInput, match="different lengths"):
+            session.generate([tiny.prompt(8), tiny.prompt(9)], 2)
+
+
+def test_engine_settings_that_cannot_be_are_refused(bench: Bench, tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="numerics"), open_engine(bench.folder, bench.spec, numerics="magic"):
+        pass
+    with (
+        pytest.raises(StudyError, match="device"),
+        open_engine(bench.folder, bench.spec, numerics="storage", device="abacus"),
+    ):
+        pass
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ModelError, match="tokenizer"), open_engine(tmp_path, bench.spec, numerics="storage"):
+        pass
+
+
+def test_threads_are_given_back(bench: Bench) -> None:
+    before = torch.get_num_threads()
+    with open_engine(bench.folder, bench.spec, numerics="storage", device="cpu", threads=before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
+def test_planted_range_is_seen_where_it_was_planted(tmp_path: Path) -> None:
+    """A V head far beyond E4M3 at unit scale: only calibration keeps it."""
+    spec = tiny.save(tiny.llama(), tmp_path)
+    assert spec.layers_of(LayerKind.FULL) == (0, 1, 2)
+    with open_engine(tmp_path, spec, numerics="storage", device="cpu", threads=1) as engine:
+        layer = engine._model.decoder_layers[1].self_attn
+        layer.v_proj.weight[:8] *= 2.0**14
+        layer.o_proj.weight[:, : 3 * 8] *= 2.0**-14
+        stats = engine.observe([tiny.prompt(40, seed=2)], (0,), quiet)
+        assert stats.tensors[1, "v"].amax[0] > MAX > stats.tensors[1, "v"].amax[1]
+        bench = Bench(
+            engine, tmp_path, stats, {s: fit_scales(stats, spec, s) for s in Scaling if s is not Scaling.UNIT}
+        )
+        reference = bench.score(CachePolicy.native(3))
+        drift = {s: mean_kl(bench.score(CachePolicy.fp8(3, s)), reference) for s in Scaling}
+        assert drift[Scaling.UNIT] > 3 * drift[Scaling.PER_HEAD]

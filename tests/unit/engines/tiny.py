@@ -1,0 +1,98 @@
+"""Tiny random models that go through the whole embedded engine in milliseconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from kvtriage.kvcache.readers import read_cache_spec
+from kvtriage.kvcache.spec import CacheSpec
+
+VOCABULARY = 97
+WINDOW = 16
+
+
+def llama(**changes: Any) -> transformers.LlamaConfig:
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 48,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 256,
+    }
+    return transformers.LlamaConfig(**settings | changes)
+
+
+def gemma3(**changes: Any) -> transformers.Gemma3TextConfig:
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 48,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "query_pre_attn_scalar": 16,
+    }
+    return transformers.Gemma3TextConfig(**settings | changes)
+
+
+def gemma2(**changes: Any) -> transformers.Gemma2Config:
+    settings = gemma3().to_dict() | {"num_key_value_heads": 2, "attn_logit_softcapping": 5.0}
+    keys = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+            "num_key_value_heads", "max_position_embeddings", "sliding_window", "layer_types",
+            "query_pre_attn_scalar", "attn_logit_softcapping")  # fmt: skip
+    return transformers.Gemma2Config(**{key: settings[key] for key in keys} | changes)
+
+
+def gpt_oss(**changes: Any) -> transformers.GptOssConfig:
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 48,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 256,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_scaling": None,
+    }
+    return transformers.GptOssConfig(**settings | changes)
+
+
+def save(config: transformers.PreTrainedConfig, folder: Path, *, seed: int = 0) -> CacheSpec:
+    """A random checkpoint with a tokenizer; weights large enough that attention matters."""
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1:
+                weight.mul_(8.0)
+            elif "sinks" in name:
+                weight.normal_()
+    model.save_pretrained(folder)
+    words = {f"w{i}": i for i in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(folder)
+    return read_cache_spec(json.loads((folder / "config.json").read_text()))
+
+
+def prompt(length: int, *, seed: int = 1) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(0, VOCABULARY, (length,), generator=generator).tolist())

@@ -1,0 +1,98 @@
+"""From range statistics to scales: what is fitted, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvtriage.errors import EngineError
+from kvtriage.fp8.e4m3 import SUB_OCTAVES
+from kvtriage.fp8.scales import LayerScales, ScaleSet, fit_scales, fit_sub_octaves
+from kvtriage.fp8.stats import KVStats, RangeStats
+from kvtriage.kvcache.policy import Scaling
+from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
+
+SPEC = CacheSpec("test", (LayerSpec(0, LayerKind.FULL, 4, 2, 8, 8),), 64)
+
+
+def ranges(amax: list[float], *, best: int = 0) -> RangeStats:
+    heads = len(amax)
+    sse = np.ones((heads, len(SUB_OCTAVES)))
+    sse[:, best] = 0.5
+    return RangeStats(
+        amax=np.array(amax),
+        exponents=np.ones((heads, 64), dtype=np.int64),
+        zeros=np.zeros(heads, dtype=np.int64),
+        amax_by_position=np.array(amax)[:, None],
+        mantissa_sse=sse,
+    )
+
+
+def stats(k: list[float], v: list[float]) -> KVStats:
+    return KVStats((0,), 10, {(0, "q"): ranges([1, 2, 3, 4]), (0, "k"): ranges(k, best=3), (0, "v"): ranges(v)})
+
+
+def test_per_head_puts_each_amax_on_448() -> None:
+    (layer,) = fit_scales(stats([448, 4.48], [1, 2]), SPEC, Scaling.PER_HEAD).layers
+    assert layer.k == pytest.approx((1.0, 0.01))
+    assert layer.v == pytest.approx((1 / 448, 2 / 448))
+    assert len(layer.q) == 4
+
+
+def test_per_tensor_takes_the_largest_head() -> None:
+    (layer,) = fit_scales(stats([448, 4.48], [1, 2]), SPEC, Scaling.PER_TENSOR).layers
+    assert layer.k == pytest.approx((1.0,))
+    assert layer.v == pytest.approx((2 / 448,))
+    assert layer.q == pytest.approx((4 / 448,))
+
+
+def test_scales_are_exact_float32() -> None:
+    (layer,) = fit_scales(stats([3.3, 7.7], [1.1, 2.2]), SPEC, Scaling.PER_HEAD).layers
+    for value in (*layer.q, *layer.k, *layer.v):
+        assert float(np.float32(value)) == value
+
+
+@pytest.mark.parametrize("amax", [0.0, -1.0, np.nan, np.inf, 1e-50])
+def test_a_scale_that_destroys_data_is_refused(amax: float) -> None:
+    with pytest.raises(EngineError, match="k_scale of layer 0, head 1"):
+        fit_scales(stats([1.0, amax], [1, 1]), SPEC, Scaling.PER_HEAD)
+
+
+def test_a_tensor_never_observed_gets_no_scale() -> None:
+    seen = stats([1, 1], [1, 1])
+    partial = KVStats(seen.position_edges, seen.tokens, {k: v for k, v in seen.tensors.items() if k != (0, "v")})
+    with pytest.raises(EngineError, match="v of layer 0 was never observed"):
+        fit_scales(partial, SPEC, Scaling.PER_TENSOR)
+    with pytest.raises(EngineError, match="never observed"):
+        fit_sub_octaves(partial, SPEC)
+
+
+def test_scale_set_cannot_be_built_with_a_bad_scale() -> None:
+    with pytest.raises(EngineError, match="v_scale of layer 3, head 0"):
+        ScaleSet(Scaling.PER_TENSOR, (LayerScales(3, (1.0,), (1.0,), (0.0,)),))
+
+
+def test_sub_octaves_are_those_of_least_error() -> None:
+    bound = fit_sub_octaves(stats([1, 1], [1, 1]), SPEC)
+    assert bound.k == ((SUB_OCTAVES[3],) * 2,)
+    assert bound.v == ((SUB_OCTAVES[0],) * 2,)
+
+
+def test_merging_is_maximum_and_sum_in_any_order() -> None:
+    parts = [stats([1, 9], [3, 3]), stats([5, 2], [4, 1]), stats([2, 2], [2, 8])]
+    one = KVStats.merge_all(parts)
+    other = KVStats.merge_all(parts[::-1])
+    for key, merged in one.tensors.items():
+        np.testing.assert_array_equal(merged.amax, other.tensors[key].amax)
+        np.testing.assert_array_equal(merged.exponents, other.tensors[key].exponents)
+    np.testing.assert_array_equal(one.tensors[0, "k"].amax, [5, 9])
+    assert one.tokens == 30
+    assert one.tensors[0, "k"].exponents.sum() == 3 * 2 * 64
+
+
+def test_statistics_of_different_buckets_do_not_merge() -> None:
+    seen = stats([1, 1], [1, 1])
+    with pytest.raises(ValueError, match="do not merge"):
+        seen.merge(KVStats((0, 32), 10, seen.tensors))
+    with pytest.raises(ValueError, match="no text"):
+        KVStats.merge_all([])

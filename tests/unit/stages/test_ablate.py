@@ -1,0 +1,171 @@
+"""ablate: the arms, the pairing, resuming, and everything it refuses to record."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvtriage.engines.base import Applied, Arm, Generation
+from kvtriage.errors import CaseError, EngineError, PolicyNotApplied
+from kvtriage.kvcache.policy import CachePolicy
+from kvtriage.records.case import ArmRecord, CapacityTrial, ScoreTrial, TimingTrial, Trial
+from kvtriage.stages.ablate import design_arms, estimate
+from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, uniform
+
+
+def arms_of(case: FakeCase) -> dict[str, ArmRecord]:
+    return {arm.name: arm for arm in design_arms(case.plan, case.calibrate(), case.diagnose(), case.engine.info())}
+
+
+def test_the_four_ways_and_their_company() -> None:
+    arms = arms_of(FakeCase(spec=hybrid()))
+    assert {name: arm.role for name, arm in arms.items()} == {
+        "bf16": "baseline",
+        "bf16_repeat": "noise",
+        "fp8_unit": "candidate",
+        "fp8_per_tensor": "candidate",
+        "fp8_per_head": "candidate",
+        "fp8_per_head_skip": "candidate",
+        "bound": "bound",
+        "fp8_full_only": "contrast",
+        "fp8_sliding_only": "contrast",
+    }
+    assert all(arm.same_as is None for arm in arms.values())
+    assert arms["fp8_per_head_skip"].skip_layers == (0, 1, 3, 4)
+    assert arms["bf16"].skip_layers == ()
+
+
+def test_proven_suspects_are_also_skipped_without_scales() -> None:
+    arms = arms_of(FakeCase(spec=uniform(), mantissa={4: 0.1}))
+    assert arms["fp8_unit_skip"].skip_layers == arms["fp8_per_head_skip"].skip_layers == (4,)
+    assert not {"fp8_full_only", "fp8_sliding_only"} & arms.keys()
+
+
+def test_equal_arms_run_once() -> None:
+    """One KV head: per-head scales are per-tensor scales. A skipped type: that is FP8 in the other."""
+    arms = arms_of(FakeCase(spec=hybrid(kv_heads=1), mantissa={0: 0.1, 1: 0.1, 3: 0.1, 4: 0.1}))
+    assert arms["fp8_per_head"].same_as == "fp8_per_tensor"
+    assert arms["fp8_full_only"].same_as == "fp8_unit_skip"
+
+
+def test_a_backend_without_per_head_scales_skips_per_tensor() -> None:
+    case = FakeCase(spec=uniform(), study=msgspec.structs.replace(STUDY, backend="triton_attn"), mantissa={4: 0.1})
+    assert arms_of(case)["fp8_per_tensor_skip"].skip_layers == (4,)
+    assert "fp8_per_head_skip" not in arms_of(case)
+
+
+def test_an_engine_without_per_head_scales_has_no_such_arm() -> None:
+    case = FakeCase()
+    case.engine = dataclasses.replace(case.engine, per_head_scales=False)
+    assert not [name for name in arms_of(case) if "per_head" in name]
+
+
+def test_every_arm_answers_every_item_once() -> None:
+    case = FakeCase()
+    evidence, trials = case.ablate()
+    own = [arm.name for arm in evidence.arms if arm.same_as is None]
+    scored = Counter((t.arm, t.task, t.item_id) for t in trials if isinstance(t, ScoreTrial))
+    assert scored == Counter((arm, item.task, item.request.item_id) for arm in own for item in case.items)
+    assert {t.conditions for t in trials} == {evidence.conditions_hash}
+    assert evidence.trials == len(trials)
+    assert 0 < evidence.noise_floor_kl < 1e-5
+
+
+def test_arms_take_turns_on_each_timed_shape() -> None:
+    evidence, trials = FakeCase().ablate()
+    timed = [t for t in trials if isinstance(t, TimingTrial)]
+    names = [arm.name for arm in evidence.arms if arm.role in ("baseline", "candidate")]
+    assert [t.arm for t in timed] == names * 7
+    assert {(t.phase, t.context_len, t.batch) for t in timed} == {
+        *(("latency", n, 1) for n in (32, 64, 96)),
+        ("throughput", 32, 2),
+    }
+    assert all(len(t.token_s) == STUDY.decode_tokens - 1 for t in timed)
+
+
+def test_capacity_is_what_was_held() -> None:
+    _, trials = FakeCase().ablate()
+    found = [t for t in trials if isinstance(t, CapacityTrial)]
+    assert all(t.held_bytes == t.worksheet_bytes > 0 for t in found)
+    tokens = {(t.arm, t.context_len, t.batch): t.capacity_tokens for t in found}
+    assert tokens["fp8_unit", 99, 1] > 1.9 * tokens["bf16", 99, 1]
+    assert len(tokens) == len(found)
+
+
+def comparable(trials: list[Trial]) -> list[Trial]:
+    return sorted(trials, key=lambda trial: msgspec.json.encode(trial))
+
+
+@pytest.mark.parametrize("kept", [0, 1, 7, 40, 60, 75, 10_000])
+def test_a_run_that_goes_on_ends_as_one_that_was_never_stopped(kept: int) -> None:
+    evidence, trials = FakeCase().ablate()
+    before = trials[:kept]
+    resumed = FakeCase()
+    evidence_again, rest = resumed.ablate(list(before))
+    assert comparable(before + rest) == comparable(trials)
+    assert evidence_again == evidence
+    if kept > len(trials):
+        assert rest == []
+        assert resumed.engine.scored == 0
+
+
+def test_trials_of_other_conditions_are_not_gone_on_from() -> None:
+    _, trials = FakeCase().ablate()
+    other = FakeCase(study=msgspec.structs.replace(STUDY, memory_bytes=1024))
+    with pytest.raises(CaseError, match="other conditions"):
+        other.ablate(trials)
+
+
+def patched(case: FakeCase, monkeypatch: pytest.MonkeyPatch, method: str, change: Any) -> FakeCase:
+    """`change(result)` in place of what the fake session's method returns."""
+    with case.engine.open(Arm("bf16", CachePolicy.native(case.spec.num_layers))) as session:
+        kind = type(session)
+    original = getattr(kind, method)
+    monkeypatch.setattr(kind, method, lambda *args: change(original(*args)))
+    return case
+
+
+def test_another_policy_than_asked_stops_before_the_first_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stay_native(applied: Applied) -> Applied:
+        return dataclasses.replace(applied, dtypes=("bfloat16",) * 6, k_scales=((),) * 6, v_scales=((),) * 6)
+
+    with pytest.raises(PolicyNotApplied, match="'fp8_unit': layer 0 is stored as bfloat16"):
+        patched(FakeCase(), monkeypatch, "applied", stay_native).ablate()
+
+
+def test_a_scale_that_is_not_live_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def default_scale(applied: Applied) -> Applied:
+        fallen = tuple((1.0,) * len(k) if index == 3 else k for index, k in enumerate(applied.k_scales))
+        return dataclasses.replace(applied, k_scales=fallen)
+
+    with pytest.raises(PolicyNotApplied, match="'fp8_per_tensor': layer 3"):
+        patched(FakeCase(), monkeypatch, "applied", default_scale).ablate()
+
+
+def test_bytes_that_are_not_the_worksheets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_more(generation: Generation) -> Generation:
+        return dataclasses.replace(generation, held_bytes=generation.held_bytes + 1)
+
+    with pytest.raises(EngineError, match="the worksheet says"):
+        patched(FakeCase(), monkeypatch, "generate", one_more).ablate()
+
+
+def test_fp8_without_any_drift_is_an_error() -> None:
+    case = FakeCase(mantissa=dict.fromkeys(range(6), 0.0))
+    with pytest.raises(EngineError, match="exactly zero"):
+        case.ablate()
+
+
+def test_the_estimate_counts_what_will_be_run() -> None:
+    case = FakeCase()
+    arms = design_arms(case.plan, case.calibrate(), case.diagnose(), case.engine.info())
+    found = {row.arm: row for row in estimate(case.plan, arms, case.items, 0.5)}
+    scored = 3 * 64 + 3 * 128
+    timed = 2 * (32 + 64 + 96 + 3 * 4) + 2 * (32 + 4)
+    assert found["bound"].tokens == scored
+    assert found["bf16"].tokens == scored + timed
+    assert found["bf16"].seconds == 0.5 * (scored + timed)

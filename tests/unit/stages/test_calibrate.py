@@ -1,0 +1,70 @@
+"""calibrate: what becomes of what was observed, and what is said about it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import numpy as np
+import pytest
+
+from kvtriage.errors import DataError
+from kvtriage.fp8.stats import KVStats
+from kvtriage.stages.calibrate import position_edges
+from tests.unit.stages.fake_case import STUDY, FakeCase, uniform
+
+
+def test_the_record_holds_both_scale_sets_and_the_bound() -> None:
+    record = FakeCase(spec=uniform()).calibrate()
+    assert [len(row.k) for row in record.per_head] == [2] * 6
+    assert [len(row.q) for row in record.per_head] == [4] * 6
+    assert [len(row.v) for row in record.per_tensor] == [1] * 6
+    assert record.per_tensor[0].k == (max(record.per_head[0].k),)
+    assert len(record.mantissa_k) == len(record.mantissa_v) == 6
+    assert record.calibration_tokens == 128
+    assert record.calibration_items == ("calibration-64-0", "calibration-64-1")
+
+
+def test_every_scaling_is_held_against_unseen_text() -> None:
+    rows = FakeCase(spec=uniform()).calibrate().held_out
+    assert {row.scaling for row in rows} == {"unit", "per_tensor", "per_head"}
+    assert len(rows) == 3 * 6 * 2 * 2
+
+
+def test_an_evaluation_item_may_not_calibrate() -> None:
+    case = FakeCase()
+    case.split = dataclasses.replace(case.split, calibration=case.split.evaluation[:1])
+    with pytest.raises(DataError, match="1 evaluation items are also used to calibrate"):
+        case.calibrate()
+
+
+def test_short_calibration_is_said() -> None:
+    assert any("calibrated on texts of 64 tokens" in text for text in FakeCase().calibrate().warnings)
+    covered = msgspec.structs.replace(STUDY, buckets=(64,), latency_contexts=(32, 48, 64))
+    assert not FakeCase(study=covered).calibrate().warnings
+
+
+def test_a_range_that_still_grows_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = FakeCase()
+    observe = type(case.engine).observe
+
+    def growing(*args: object) -> KVStats:
+        stats: KVStats = observe(*args)  # type: ignore[arg-type]
+        tensors = dict(stats.tensors)
+        seen = tensors[3, "k"]
+        by_position = seen.amax_by_position.copy()
+        by_position[1, -1] *= 2
+        tensors[3, "k"] = dataclasses.replace(seen, amax_by_position=by_position, amax=np.array([8.0, 900.0]))
+        return dataclasses.replace(stats, tensors=tensors)
+
+    monkeypatch.setattr(type(case.engine), "observe", growing)
+    warnings = case.calibrate().warnings
+    assert any("still grows with position in K of layer 3" in text for text in warnings)
+    assert any("beyond E4M3's 448 at unit scale: K of layer 3 (900)" in text for text in warnings)
+
+
+@pytest.mark.parametrize(("tokens", "edges"), [
+    (16, (0,)), (64, (0, 16, 32)), (1024, (0, 64, 128, 256, 512)), (1000, (0, 62, 124, 248, 496, 992)),
+])  # fmt: skip
+def test_position_edges_double(tokens: int, edges: tuple[int, ...]) -> None:
+    assert position_edges(tokens) == edges

@@ -1,0 +1,77 @@
+"""diagnose: which probes are asked for, and whom they accuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtriage.kvcache.spec import CacheSpec, LayerKind
+from kvtriage.stages.diagnose import find_suspects
+from tests.unit.stages.fake_case import FakeCase, hybrid, uniform
+
+MARGIN = 0.05
+HEALTHY = dict.fromkeys(range(6), 0.0005)
+
+
+def test_every_layer_head_and_type_is_probed() -> None:
+    found = FakeCase(spec=hybrid()).diagnose()
+    assert [(row.layers, row.format) for row in found.layer_probes] == [
+        ((i,), fmt) for i in range(6) for fmt in ("fp8:unit", "mantissa")
+    ]
+    assert [(row.layers[0], row.head) for row in found.head_probes] == [(i, h) for i in range(6) for h in range(2)]
+    assert {row.layers for row in found.type_probes} == {(0, 1, 2, 3, 4, 5), (0, 1, 3, 4), (2, 5)}
+    assert {row.format for row in found.type_probes} == {"fp8:unit", "fp8:per_head", "mantissa"}
+    assert all(len(row.kl) == 2 and min(row.kl) > 0 for row in (*found.layer_probes, *found.head_probes))
+
+
+def test_a_uniform_model_has_one_type() -> None:
+    assert {row.layers for row in FakeCase(spec=uniform()).diagnose().type_probes} == {(0, 1, 2, 3, 4, 5)}
+
+
+def test_the_only_head_of_a_layer_is_the_layer() -> None:
+    found = FakeCase(spec=hybrid(kv_heads=1)).diagnose()
+    whole = {row.layers: row.kl for row in found.layer_probes if row.format == "fp8:unit"}
+    assert [(row.layers, row.head, row.kl) for row in found.head_probes] == [
+        (layers, 0, kl) for layers, kl in whole.items()
+    ]
+
+
+def test_mantissa_damage_accuses_its_layer() -> None:
+    found = FakeCase(spec=uniform(), mantissa={4: 0.08}).diagnose()
+    assert (found.suspects, found.suspects_proven) == ((4,), True)
+    assert "layer 4 alone loses" in found.explanation
+
+
+def test_range_damage_accuses_nobody() -> None:
+    """A scale can repair it, so no layer needs BF16 for it."""
+    found = FakeCase(spec=uniform(), range_={4: 0.5}, spread={2: 0.5}).diagnose()
+    assert not found.suspects_proven
+
+
+def test_the_fewest_layers_that_leave_half_the_margin() -> None:
+    bound = HEALTHY | {1: 0.03, 4: 0.08}
+    assert find_suspects(bound, uniform(), MARGIN).layers == (1, 4)
+    assert find_suspects(bound, uniform(), 0.1).layers == (4,)
+
+
+def test_most_of_one_type_is_the_type() -> None:
+    spec = hybrid()
+    sliding = spec.layers_of(LayerKind.SLIDING)
+    bound = HEALTHY | dict(zip(sliding, (0.3, 0.2, 0.1, 0.012), strict=True))
+    found = find_suspects(bound, spec, MARGIN)
+    assert (found.layers, found.proven) == (sliding, True)
+    assert "3 of the 4 sliding layers" in found.explanation
+
+
+def test_few_of_one_type_are_not_the_type() -> None:
+    assert find_suspects(HEALTHY | {0: 0.3, 1: 0.2}, hybrid(), MARGIN).layers == (0, 1)
+
+
+def test_layers_of_both_types_are_named_one_by_one() -> None:
+    assert find_suspects(HEALTHY | {0: 0.3, 2: 0.3, 5: 0.3}, hybrid(), MARGIN).layers == (0, 2, 5)
+
+
+@pytest.mark.parametrize(("spec", "layers"), [(hybrid(), (0, 1, 3, 4)), (uniform(), (3,))])
+def test_without_damage_the_most_sensitive_stands_in(spec: CacheSpec, layers: tuple[int, ...]) -> None:
+    found = find_suspects(HEALTHY | {3: 0.004}, spec, MARGIN)
+    assert (found.layers, found.proven) == (layers, False)
+    assert "no layer stands out" in found.explanation
