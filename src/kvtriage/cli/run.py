@@ -45,7 +45,13 @@ _VERBS = ("plan", "calibrate", "diagnose", "ablate", "decide", "report")
 @click.option(
     "--out", metavar="CASE", type=click.Path(path_type=Path), help="The case folder to begin or go on.  [required]"
 )
-@click.option("--study", "study_file", metavar="TOML", type=click.Path(path_type=Path), help="study.toml.")
+@click.option(
+    "--study",
+    "study_file",
+    metavar="TOML",
+    type=click.Path(path_type=Path),
+    help="Settings and rule; flags win over them.",
+)
 @click.option("--buckets", metavar="N,N", callback=parse_buckets, help="Context lengths.  [default: 256,1024]")
 @click.option("--items", type=click.IntRange(min=1), metavar="N", help="Texts per context length.  [default: 8]")
 @click.option("--backend", type=click.Choice(list(BACKENDS)), help="Attention backend that will serve.")
@@ -101,6 +107,7 @@ def run_command(
     with open_progress() as report:
         folder = resolve_model(model, report)
     subject = read_subject(model, folder, resolve_data(data), study, machine, room)
+    _say_subject(subject)
     for warning in subject.plan.warnings:
         say(f"warning: {warning}")
     if out is None or dry_run:
@@ -108,6 +115,16 @@ def run_command(
             print_dry_run(subject, engine, None, None)
         return 0
     return _run_verbs(out, subject, machine, room, _VERBS.index(until))
+
+
+def _say_subject(subject: Subject) -> None:
+    plan = subject.plan
+    say(
+        f"{plan.model.source}: {plan.model.architecture}, {len(plan.layers)} layers, "
+        f"{plan.model.parameters / 1e6:,.0f} million parameters"
+    )
+    lengths = ", ".join(f"{bucket:,}" for bucket in plan.study.buckets)
+    say(f"{plan.data.source}: {plan.data.documents} documents, {len(subject.items)} items of {lengths} tokens")
 
 
 def _run_verbs(out: Path, subject: Subject, machine: Machine, room: Callable[[], Wiring], last: int) -> int:

@@ -20,9 +20,7 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer*", "merges.txt", 
 def resolve_model(source: str, report: Reporter) -> Path:
     """A folder, `demo:NAME`, or a hub id → the folder's absolute path. Raises ModelError, StorageError."""
     if source.startswith("demo:"):
-        from kvtriage.engines.embedded.demo import prepare_demo_model
-
-        return prepare_demo_model(source, report)
+        return _prepare_demo(source, report)
     path = Path(source)
     if path.is_dir():
         return path.resolve()
@@ -34,6 +32,16 @@ def resolve_model(source: str, report: Reporter) -> Path:
         f"there is no model folder {source}",
         hint="name a Hugging Face folder, a hub id such as Qwen/Qwen3-0.6B, or demo:gemma3-270m",
     )
+
+
+def _prepare_demo(source: str, report: Reporter) -> Path:
+    try:
+        from kvtriage.engines.embedded.demo import prepare_demo_model
+    except ImportError as error:
+        raise ModelError(
+            f"{source} cannot be converted: {error}", hint="pip install 'kvtriage[engine,demo]', then kvtriage selftest"
+        ) from error
+    return prepare_demo_model(source, report)
 
 
 def _download(hub_id: str) -> Path:

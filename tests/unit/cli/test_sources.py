@@ -6,8 +6,10 @@ from types import ModuleType
 
 import pytest
 
+from kvtriage.cli.job import embedded
+from kvtriage.cli.main import main
 from kvtriage.cli.sources import load_data, resolve_data, resolve_model
-from kvtriage.errors import DataError, ModelError
+from kvtriage.errors import DataError, EngineError, ModelError
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -82,3 +84,23 @@ def test_missing_data_is_refused(source: str, named: str) -> None:
 def test_a_folder_is_no_data(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot read"):
         load_data(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "command", [["plan", "demo:gemma3-270m"], ["run", "demo:gemma3-270m", "--data", "x", "--dry-run"]]
+)
+def test_without_the_engine_a_demo_model_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "kvtriage.engines.embedded.demo", None)
+    assert main(command) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: ")
+    assert "pip install 'kvtriage[engine,demo]'" in hint
+
+
+def test_without_torch_the_engine_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kvtriage.engines.embedded", None)
+    with pytest.raises(EngineError, match="the embedded engine cannot start") as caught:
+        embedded()
+    assert "pip install 'kvtriage[engine]'" in caught.value.hint
