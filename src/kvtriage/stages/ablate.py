@@ -6,6 +6,7 @@ and slow drifts of the machine hit all arms alike. Every trial goes out as soon 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ import msgspec
 from kvtriage import __version__
 from kvtriage.engines.base import Arm, Engine, EngineInfo, Session
 from kvtriage.errors import CaseError, EngineError
-from kvtriage.files import sha256_bytes
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import capacity_tokens, price_policy
 from kvtriage.records.case import (
@@ -71,7 +71,7 @@ def study_conditions(plan: Plan, scales: ScaleRecord, sensitivities: Sensitiviti
     return Conditions(
         model=plan.model.fingerprint,
         data=plan.data.sha256,
-        study=sha256_bytes(asked),
+        study=_sha256(asked),
         engine=info.name,
         engine_version=info.version,
         device=info.device,
@@ -81,13 +81,13 @@ def study_conditions(plan: Plan, scales: ScaleRecord, sensitivities: Sensitiviti
         native_dtype=info.native_dtype,
         threads=info.threads,
         memory_bytes=plan.study.memory_bytes,
-        scales=sha256_bytes(fitted + msgspec.json.encode(sensitivities.suspects)),
+        scales=_sha256(fitted + msgspec.json.encode(sensitivities.suspects)),
     )
 
 
 def conditions_hash(conditions: Conditions) -> str:
     """SHA-256 over the conditions; travels with every trial."""
-    return sha256_bytes(msgspec.json.encode(conditions))
+    return _sha256(msgspec.json.encode(conditions))
 
 
 def ablate(
@@ -292,6 +292,10 @@ class _Run:
                 kl = trial.metrics.get("kl")
                 if kl is not None:
                     yield kl
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _prompts(text: Sequence[int], shape: _Shape) -> list[tuple[int, ...]]:

@@ -78,7 +78,8 @@ def gpt_oss(**changes: Any) -> transformers.GptOssConfig:
 def save(config: transformers.PreTrainedConfig, folder: Path, *, seed: int = 0) -> CacheSpec:
     """A random checkpoint with a tokenizer; weights large enough that attention matters."""
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    auto: Any = transformers.AutoModelForCausalLM
+    model = auto.from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
@@ -89,7 +90,8 @@ def save(config: transformers.PreTrainedConfig, folder: Path, *, seed: int = 0) 
     words = {f"w{i}": i for i in range(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(folder)
+    fast: Any = transformers.PreTrainedTokenizerFast
+    fast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(folder)
     return read_cache_spec(json.loads((folder / "config.json").read_text()))
 
 

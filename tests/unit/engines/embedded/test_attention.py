@@ -51,14 +51,9 @@ def test_attend_is_the_definition(new: int, span: int, window: int | None, extra
     softcap = 3.0 if extra == "softcap" else None
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0]) if extra == "sinks" else None
     ours = attend(q, k, v, scaling=0.4, window_tokens=window, softcap=softcap, sinks=sinks, fp8_probabilities=fp8)
-    want = reference(
-        *(x[0].double().numpy() for x in (q, k, v)),
-        0.4,
-        window,
-        softcap,
-        None if sinks is None else sinks.double().numpy(),
-        fp8,
-    )
+    exact_q, exact_k, exact_v = (x[0].double().numpy() for x in (q, k, v))
+    exact_sinks = None if sinks is None else sinks.double().numpy()
+    want = reference(exact_q, exact_k, exact_v, 0.4, window, softcap, exact_sinks, fp8)
     # In FP8 a probability that float32 puts across a tie moves by one step of 2^-3 of itself.
     np.testing.assert_allclose(ours[0].numpy(), want, atol=0.02 if fp8 else 2e-6)
     if fp8:

@@ -95,7 +95,7 @@ def test_held_bytes_are_the_worksheets_for_every_policy(bench: Bench, context: i
 
 def test_native_is_transformers_own_answer(bench: Bench) -> None:
     """With a float32 cache our attention has nothing left to differ by but summation order."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         bench.folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     tokens = tiny.prompt(48)
@@ -165,7 +165,7 @@ def test_probes_equal_the_long_way_round(bench: Bench) -> None:
 def test_observed_ranges_are_those_of_the_real_keys_and_values(bench: Bench) -> None:
     """Against hooks on k_proj and v_proj where no norm and no rotation stands between."""
     seen: dict[int, float] = {}
-    layers = bench.engine._model.decoder_layers
+    layers: Any = bench.engine._model.decoder_layers
     hooks = [
         layer.self_attn.v_proj.register_forward_hook(
             lambda _m, _a, out, index=index: seen.__setitem__(index, max(seen.get(index, 0.0), float(out.abs().max())))
@@ -235,7 +235,8 @@ def test_numerics_differ_only_where_the_layer_is_fp8(tmp_path: Path, numerics: s
 def test_a_layer_that_overflows_is_named(tmp_path: Path) -> None:
     spec = tiny.save(tiny.llama(), tmp_path)
     with open_engine(tmp_path, spec, numerics="storage", device="cpu", threads=1) as engine:
-        engine._model.decoder_layers[1].self_attn.k_proj.weight[0, 0] = float("inf")
+        layers: Any = engine._model.decoder_layers
+        layers[1].self_attn.k_proj.weight[0, 0] = float("inf")
         with (
             engine.open(Arm("bf16", CachePolicy.native(3))) as session,
             pytest.raises(NonFinite, match="layer 1"),
@@ -289,7 +290,8 @@ def test_planted_range_is_seen_where_it_was_planted(tmp_path: Path) -> None:
     spec = tiny.save(tiny.llama(), tmp_path)
     assert spec.layers_of(LayerKind.FULL) == (0, 1, 2)
     with open_engine(tmp_path, spec, numerics="storage", device="cpu", threads=1) as engine:
-        layer = engine._model.decoder_layers[1].self_attn
+        layers: Any = engine._model.decoder_layers
+        layer = layers[1].self_attn
         layer.v_proj.weight[:8] *= 2.0**14
         layer.o_proj.weight[:, : 3 * 8] *= 2.0**-14
         stats = engine.observe([tiny.prompt(40, seed=2)], (0,), quiet)
