@@ -37,8 +37,9 @@ saves nothing here: the engine holds its three scalars too, they are merely all 
     per tensor, and unit     12
     difference               4·(H + 2·Hkv − 3)
 
-With 64 and 8 heads that is 320 bytes against 12 a layer. A layer that is skipped needs none. These
-bytes do not grow with context, batch or blocks. (Scales that are computed while serving, one per
+With 64 and 8 heads that is 320 bytes against 12 a layer. A skipped layer's scales are counted with the
+others: skipping is a server flag, and the checkpoint holds the scales of every layer all the same.
+These bytes do not grow with context, batch or blocks. (Scales that are computed while serving, one per
 token and head, are another scheme: they do grow, and this formula is not theirs.)
 
 **What this is not.** The worksheet is what sequences *hold* in steady decode. A server rounds it up
@@ -51,7 +52,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtriage.kvcache.policy import CachePolicy, Format, Fp8, Mantissa, Native, Scaling
+from kvtriage.kvcache.policy import CachePolicy, Format, Fp8, Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerSpec
 
 __all__ = ["LayerPrice", "Worksheet", "capacity_tokens", "price_layers", "price_policy"]
@@ -71,15 +72,14 @@ class LayerPrice:
     bf16_bytes: int
     fp8_bytes: int
     policy_bytes: int
-    scale_bytes: int
-    per_tensor_scale_bytes: int
 
 
 @dataclass(frozen=True)
 class Worksheet:
     """The whole cache under one policy. Integers are exact; the ratio is BF16 over the policy.
 
-    `fp8_bytes` is every layer in FP8, whatever the policy; `scale_bytes` are the policy's own.
+    `fp8_bytes` is every layer in FP8, whatever the policy. `scale_bytes` are those of all L layers
+    under the policy's scaling, 0 when nothing is in FP8.
     """
 
     retained_positions: int
@@ -100,7 +100,8 @@ def price_policy(spec: CacheSpec, policy: CachePolicy, contexts: Sequence[int]) 
     layers = price_layers(spec, policy, contexts)
     bf16_bytes = sum(layer.bf16_bytes for layer in layers)
     policy_bytes = sum(layer.policy_bytes for layer in layers)
-    scale_bytes = sum(layer.scale_bytes for layer in layers)
+    scale_bytes = _scale_bytes(spec, policy)
+    scalar_bytes = SCALE_BYTES * SCALARS_PER_LAYER * spec.num_layers
     return Worksheet(
         retained_positions=sum(layer.retained_positions for layer in layers),
         skipped_positions=sum(layer.skipped_positions for layer in layers),
@@ -109,7 +110,7 @@ def price_policy(spec: CacheSpec, policy: CachePolicy, contexts: Sequence[int]) 
         policy_bytes=policy_bytes,
         ratio_vs_bf16=bf16_bytes / policy_bytes,
         scale_bytes=scale_bytes,
-        scale_bytes_over_per_tensor=scale_bytes - sum(layer.per_tensor_scale_bytes for layer in layers),
+        scale_bytes_over_per_tensor=scale_bytes - scalar_bytes if scale_bytes else 0,
     )
 
 
@@ -136,8 +137,7 @@ def capacity_tokens(spec: CacheSpec, policy: CachePolicy, context_len: int, memo
 
 def _price_layer(layer: LayerSpec, fmt: Format, positions: int) -> LayerPrice:
     position_bytes = layer.elements_per_position
-    in_fp8 = _is_held_in_fp8(fmt)
-    skipped = 0 if in_fp8 else positions
+    skipped = 0 if _is_held_in_fp8(fmt) else positions
     return LayerPrice(
         layer_idx=layer.layer_idx,
         retained_positions=positions,
@@ -145,8 +145,6 @@ def _price_layer(layer: LayerSpec, fmt: Format, positions: int) -> LayerPrice:
         bf16_bytes=BF16_BYTES * position_bytes * positions,
         fp8_bytes=position_bytes * positions,
         policy_bytes=position_bytes * (positions + skipped),
-        scale_bytes=_scale_bytes(layer, fmt),
-        per_tensor_scale_bytes=SCALE_BYTES * SCALARS_PER_LAYER if in_fp8 else 0,
     )
 
 
@@ -155,11 +153,10 @@ def _is_held_in_fp8(fmt: Format) -> bool:
     return isinstance(fmt, Fp8) and fmt.heads is None
 
 
-def _scale_bytes(layer: LayerSpec, fmt: Format) -> int:
-    match fmt:
-        case Fp8(Scaling.PER_HEAD, None):
-            return SCALE_BYTES * (layer.num_attention_heads + 2 * layer.num_kv_heads)
-        case Fp8(Scaling.PER_TENSOR | Scaling.UNIT, None):
-            return SCALE_BYTES * SCALARS_PER_LAYER
-        case Native() | Mantissa() | Fp8():
-            return 0
+def _scale_bytes(spec: CacheSpec, policy: CachePolicy) -> int:
+    scalings = {fmt.scaling for fmt in policy.formats if isinstance(fmt, Fp8) and _is_held_in_fp8(fmt)}
+    if not scalings:
+        return 0
+    if Scaling.PER_HEAD not in scalings:
+        return SCALE_BYTES * SCALARS_PER_LAYER * spec.num_layers
+    return sum(SCALE_BYTES * (layer.num_attention_heads + 2 * layer.num_kv_heads) for layer in spec.layers)

@@ -14,7 +14,6 @@ from kvtriage import __version__
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import price_policy
 from kvtriage.kvcache.server_args import vllm_args
-from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
 from kvtriage.records.case import (
     ArmRecord,
     Evidence,
@@ -26,6 +25,7 @@ from kvtriage.records.case import (
     Trial,
     Verdict,
 )
+from kvtriage.records.values import cache_spec
 from kvtriage.stages.caveats import caveats, items_that_settle, next_step
 from kvtriage.stages.clauses import (
     backend_clause,
@@ -59,7 +59,7 @@ def decide(
     whose quantisation never engaged.
     """
     found = _examine(plan, scales, sensitivities, evidence, pair_trials(evidence, trials), checkpoint)
-    spec, chosen = _spec_of(plan), found.leaning
+    spec, chosen = cache_spec(plan), found.leaning
     decided = found.outcome.decided
     return Verdict(
         kvtriage_version=__version__,
@@ -115,7 +115,7 @@ def _rung(plan: Plan, evidence: Evidence, trials: Trials, arm: ArmRecord) -> Run
     """BF16's own rung has no quality to lose: capacity is all that can be held against it."""
     rule, context_len = plan.study.rule, max(plan.study.buckets)
     policy = CachePolicy.decode(arm.policy)
-    price = price_policy(_spec_of(plan), policy, (context_len,))
+    price = price_policy(cache_spec(plan), policy, (context_len,))
     ratio = price.ratio_vs_bf16
     drift = mean_drift(trials, arm.name, rule.confidence)
     scaling = _served_scaling(plan, arm)
@@ -155,23 +155,3 @@ def _served_model(found: Findings) -> str | None:
         return found.checkpoint
     source = found.plan.model.source
     return found.plan.model.path if source.startswith("demo:") else source
-
-
-def _spec_of(plan: Plan) -> CacheSpec:
-    return CacheSpec(
-        model_type=plan.model_type,
-        layers=tuple(
-            LayerSpec(
-                layer_idx=layer.layer_idx,
-                kind=LayerKind(layer.kind),
-                num_attention_heads=layer.num_attention_heads,
-                num_kv_heads=layer.num_kv_heads,
-                head_dim=layer.head_dim,
-                head_dim_v=layer.head_dim_v,
-                window_tokens=layer.window_tokens,
-            )
-            for layer in plan.layers
-        ),
-        max_model_len=plan.max_model_len,
-        assumed=plan.assumed,
-    )

@@ -30,8 +30,8 @@ def test_gpt_oss_20b_with_its_sliding_layers_in_bf16() -> None:
     assert worksheet.policy_bytes == 387 * MIB
     assert worksheet.policy_bytes - worksheet.fp8_bytes == 1.5 * MIB
     assert round(worksheet.ratio_vs_bf16, 5) == 1.99225
-    assert worksheet.scale_bytes == 12 * 320
-    assert worksheet.scale_bytes_over_per_tensor == 12 * 308
+    assert worksheet.scale_bytes == 24 * 320
+    assert worksheet.scale_bytes_over_per_tensor == 24 * 308
 
 
 def test_gpt_oss_20b_full_and_sliding_layers_apart() -> None:
@@ -50,7 +50,7 @@ def test_scales_of_64_query_and_8_kv_heads() -> None:
 @pytest.mark.parametrize("scaling", [Scaling.PER_TENSOR, Scaling.UNIT])
 def test_scalars_are_three_floats_a_layer(scaling: Scaling) -> None:
     worksheet = price_policy(GPT_OSS_20B, CachePolicy.fp8(24, scaling, (0, 1)), (1,))
-    assert worksheet.scale_bytes == 22 * 12
+    assert worksheet.scale_bytes == 24 * 12
     assert worksheet.scale_bytes_over_per_tensor == 0
 
 

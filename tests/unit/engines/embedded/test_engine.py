@@ -97,7 +97,7 @@ def test_native_is_transformers_own_answer(bench: Bench) -> None:
     """With a float32 cache our attention has nothing left to differ by but summation order."""
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         bench.folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    )
     tokens = tiny.prompt(48)
     with torch.inference_mode():
         logits = model(torch.tensor([tokens])).logits[0]
