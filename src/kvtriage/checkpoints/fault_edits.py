@@ -74,9 +74,10 @@ def shift_k(weights: AttentionWeights, layer_idx: int, heads: Iterable[int], oct
 
 
 def offset_v(weights: AttentionWeights, offsets: Mapping[int, Sequence[float]]) -> Edits:
-    """offsets[layer_idx][kv head] added to V, undone in o_proj's bias; zero biases elsewhere.
+    """About offsets[layer_idx][kv head] added to V, undone in o_proj's bias; zero biases elsewhere.
 
-    The model's attention must have biases, or get them from its configuration.
+    The channels of a head get offsets spread evenly over one octave around it: with one
+    constant for all, a lucky scale could put E4M3's grid right onto it. The model's attention must have biases, or get them from its configuration.
     """
     edits: Edits = {}
     for layer in weights.spec.layers:
@@ -112,12 +113,12 @@ def _shifted(
 
 
 def _offset(weights: AttentionWeights, layer: LayerSpec, offsets: Sequence[float]) -> Edits:
+    spread = np.exp2((np.arange(layer.head_dim_v) + 0.5) / layer.head_dim_v - 0.5)
+    wanted = np.outer(offsets, spread).astype(np.float32)
     # Rounded to BF16 first: the correction must undo the offset that is really stored.
-    added = widen(narrow(np.asarray(offsets, dtype=np.float32))).astype(np.float64)
-    v_bias = np.repeat(added, layer.head_dim_v)
-    per_query = np.repeat(
-        added.reshape(layer.num_kv_heads, 1), layer.queries_per_kv_head * layer.head_dim_v, axis=1
-    ).reshape(-1)
+    added = widen(narrow(wanted)).astype(np.float64)
+    v_bias = added.reshape(-1)
+    per_query = np.repeat(added, layer.queries_per_kv_head, axis=0).reshape(-1)
     hidden = weights.hidden_size(layer.layer_idx)
     w_o = weights.floats(layer.layer_idx, "o_proj.weight", (hidden, per_query.size)).astype(np.float64)
     o_bias = -(w_o @ per_query)

@@ -122,9 +122,9 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
                 "v_offset",
                 "A V offset in one layer",
                 "skip",
-                "A constant added to V and undone in o_proj's bias: V's own variation falls into the mantissa "
-                "bits that E4M3 has not got, at any scale.",
-                Strength(12, 2, 100, "times the estimated RMS of V"),
+                "A constant added to each V channel and undone in o_proj's bias: V's own variation falls into the "
+                "mantissa bits that E4M3 has not got, at any scale.",
+                Strength(16, 2, 100, "times the estimated RMS of V"),
             ),
             Fault(
                 "v_offset_type",
@@ -139,7 +139,7 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
                 "Range in one layer, mantissa in another",
                 "both",
                 "v_underflow in one layer (12 octaves) and v_offset in another, the one that --layer names.",
-                Strength(12, 2, 100, "times the estimated RMS of V"),
+                Strength(16, 2, 100, "times the estimated RMS of V"),
                 takes_head=False,
             ),
         )
@@ -257,6 +257,12 @@ class _Site:
     def one_layer(self) -> int:
         return self.default_layer() if self.layer is None else self.layer
 
+    def some_layers(self) -> tuple[int, ...]:
+        """The layer asked for, or three spread over the model: clear damage on any text."""
+        if self.layer is not None:
+            return (self.layer,)
+        return tuple(sorted({self.default_layer(), self.num_layers // 3, 2 * self.num_layers // 3}))
+
     def heads(self, layer_idx: int) -> tuple[int, ...]:
         return tuple(range(self.weights.layer(layer_idx).num_kv_heads)) if self.head is None else (self.head,)
 
@@ -276,31 +282,34 @@ def _plant_none(site: _Site) -> _Change:
 
 
 def _plant_v_underflow(site: _Site) -> _Change:
-    layer_idx = site.one_layer()
-    edits = shift_v(site.weights, layer_idx, site.heads(layer_idx), -site.octaves)
-    return _Change(edits, frozenset({layer_idx}), scaling=Scaling.PER_TENSOR, head=site.head)
+    edits: Edits = {}
+    for layer_idx in site.some_layers():
+        edits |= shift_v(site.weights, layer_idx, site.heads(layer_idx), -site.octaves)
+    return _Change(edits, frozenset(site.some_layers()), scaling=Scaling.PER_TENSOR, head=site.head)
 
 
 def _plant_k_overflow(site: _Site) -> _Change:
-    layer_idx = site.one_layer()
-    _check_qk_norm(site, layer_idx)
-    edits = shift_k(site.weights, layer_idx, site.heads(layer_idx), site.octaves)
-    return _Change(edits, frozenset({layer_idx}), scaling=Scaling.PER_TENSOR, head=site.head)
+    edits: Edits = {}
+    for layer_idx in site.some_layers():
+        _check_qk_norm(site, layer_idx)
+        edits |= shift_k(site.weights, layer_idx, site.heads(layer_idx), site.octaves)
+    return _Change(edits, frozenset(site.some_layers()), scaling=Scaling.PER_TENSOR, head=site.head)
 
 
 def _plant_head_spread(site: _Site) -> _Change:
-    layer_idx = site.one_layer()
-    rms = v_rms(site.weights, layer_idx, gain_plus_one=site.family.gain_plus_one)
-    if len(rms) < 2:
-        raise UnsupportedFault(
-            f"layer {layer_idx} has one KV head, so that no head can be far from the others",
-            hint="plant v_underflow in it instead, or use a model with more KV heads",
-        )
+    edits: Edits = {}
     head = 0 if site.head is None else site.head
-    largest_other = max(value for i, value in enumerate(rms) if i != head)
-    octaves = site.octaves + math.ceil(math.log2(rms[head] / largest_other))
-    edits = shift_v(site.weights, layer_idx, (head,), -octaves)
-    return _Change(edits, frozenset({layer_idx}), scaling=Scaling.PER_HEAD, head=head)
+    for layer_idx in site.some_layers():
+        rms = v_rms(site.weights, layer_idx, gain_plus_one=site.family.gain_plus_one)
+        if len(rms) < 2:
+            raise UnsupportedFault(
+                f"layer {layer_idx} has one KV head, so that no head can be far from the others",
+                hint="plant v_underflow in it instead, or use a model with more KV heads",
+            )
+        largest_other = max(value for i, value in enumerate(rms) if i != head)
+        octaves = site.octaves + math.ceil(math.log2(rms[head] / largest_other))
+        edits |= shift_v(site.weights, layer_idx, (head,), -octaves)
+    return _Change(edits, frozenset(site.some_layers()), scaling=Scaling.PER_HEAD, head=head)
 
 
 def _plant_layer_off_range(site: _Site) -> _Change:
