@@ -1,0 +1,84 @@
+"""What a quality task is: prompts made from the evaluation items, and marks for the answers.
+
+All tasks mark by teacher forcing: the engine reads the whole text and says how likely it found
+each scored token. One pass gives the negative log-likelihood, the divergence from BF16, and
+what greedy decoding would have said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvtriage.engines.base import ScoreRequest, ScoreResponse, Tokenizer
+from kvtriage.errors import EngineError
+from kvtriage.records.study import Study
+from kvtriage.tasks.split import Split
+
+__all__ = ["Metrics", "Task", "TaskItem", "mark_drift", "mean_or_unscored"]
+
+Metrics = dict[str, float | None]
+"""By name; None is "could not be scored", and never 0."""
+
+
+@dataclass(frozen=True)
+class TaskItem:
+    """One thing asked: the same request under every arm, which is what pairs the answers."""
+
+    task: str
+    bucket: int
+    """Tokens of the whole request."""
+    request: ScoreRequest
+
+
+class Task(Protocol):
+    """A kind of question. `version` rises whenever the same split would give other items or marks."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def unit(self) -> str:
+        """Of `nll`, the metric every task has."""
+        ...
+
+    def items(self, split: Split, study: Study, tokenizer: Tokenizer) -> tuple[TaskItem, ...]:
+        """What is asked. Pure: the same arguments give the same items. Raises StudyError."""
+        ...
+
+    def score(self, item: TaskItem, response: ScoreResponse, reference: ScoreResponse) -> Metrics:
+        """`response` under some arm against `reference`, the same request under BF16. Raises EngineError."""
+        ...
+
+
+def mark_drift(item: TaskItem, response: ScoreResponse, reference: ScoreResponse) -> Metrics:
+    """nll and kl (nats per token) and top1_changed (share), over the scored positions.
+
+    Where the response has a NaN or an infinity nothing can be scored, and all three are None.
+    Raises EngineError when an answer does not have exactly one entry for each scored position.
+    """
+    scored = len(item.request.token_ids) - item.request.score_from
+    kl = response.distribution.kl_from(reference.distribution)
+    for values in (response.nll, response.top1, reference.top1, kl):
+        if len(values) != scored:
+            raise EngineError(
+                f"the engine scored {len(values)} of the {scored} positions of {item.request.item_id}",
+                hint="this is a fault of the engine, and not of the text; please report it",
+            )
+    nll = mean_or_unscored(response.nll)
+    if nll is None:
+        return {"nll": None, "kl": None, "top1_changed": None}
+    changed = [float(own != other) for own, other in zip(response.top1, reference.top1, strict=True)]
+    return {"nll": nll, "kl": mean_or_unscored(kl), "top1_changed": mean_or_unscored(changed)}
+
+
+def mean_or_unscored(values: Sequence[float]) -> float | None:
+    """The mean, or None when there is no value or one that is not finite."""
+    if not values or not all(map(math.isfinite, values)):
+        return None
+    return math.fsum(values) / len(values)
