@@ -28,7 +28,7 @@ def args(tiny_model: Path, traffic: Path, study_file: Path, tmp_path: Path) -> l
     """`kvtriage run` on the tiny model into tmp_path/case."""
     return [
         *("run", str(tiny_model), "--data", str(traffic)),
-        *("--study", str(study_file), "--out", str(tmp_path / "case"), "--items", "4"),
+        *("--study", str(study_file), "--out", str(tmp_path / "case"), "--items", "8"),
     ]
 
 
@@ -268,7 +268,7 @@ class TestRefused:
     def test_a_case_of_another_study(self, args: list[str], fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
         main([*args, "--until", "plan"], wiring=fake())
         assert main([*args, "--items", "3"], wiring=fake()) == 2
-        assert "another study: items_per_bucket is 4 there and 3 here" in capsys.readouterr().err
+        assert "another study: items_per_bucket is 8 there and 3 here" in capsys.readouterr().err
 
     def test_data_that_changed_since(
         self, args: list[str], traffic: Path, tmp_path: Path, fake: Fake, capsys: pytest.CaptureFixture[str]
