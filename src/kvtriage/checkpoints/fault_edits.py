@@ -77,7 +77,8 @@ def offset_v(weights: AttentionWeights, offsets: Mapping[int, Sequence[float]]) 
     """About offsets[layer_idx][kv head] added to V, undone in o_proj's bias; zero biases elsewhere.
 
     The channels of a head get offsets spread evenly over one octave around it: with one
-    constant for all, a lucky scale could put E4M3's grid right onto it. The model's attention must have biases, or get them from its configuration.
+    constant for all, a lucky scale could put E4M3's grid right onto it. The model's attention
+    must have biases, or get them from its configuration.
     """
     edits: Edits = {}
     for layer in weights.spec.layers:

@@ -167,6 +167,7 @@ def plant(
     if os.path.lexists(out):
         raise BadInput(f"{out} already exists", hint="choose a new folder; nothing is overwritten")
     kind = _known(fault)
+    _refuse_second_fault(model)
     site = _Site(open_attention(model, spec), _family(model), layer, head, _checked_strength(kind, strength))
     _check_place(kind, spec, layer, head)
     change = _PLANTERS[kind.name](site)
@@ -392,6 +393,19 @@ def _known(fault: str) -> Fault:
     if fault not in FAULTS:
         raise BadInput(f"there is no fault {fault!r}", hint=f"choose one of {', '.join(FAULTS)}")
     return FAULTS[fault]
+
+
+def _refuse_second_fault(model: ModelFolder) -> None:
+    if os.path.lexists(model.path / TRUTH_NAME):
+        raise BadInput(
+            f"{model.path} already has a fault planted in it",
+            hint="plant into the original; range_and_mantissa is the combination with a known truth",
+        )
+    if model.already_fp8 is not None:
+        raise BadInput(
+            f"{model.path} carries KV-cache scales, which a fault would make wrong",
+            hint="plant into the checkpoint that it was made from",
+        )
 
 
 def _checked_strength(fault: Fault, strength: float | None) -> float:

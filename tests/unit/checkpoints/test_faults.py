@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -427,6 +427,17 @@ def test_arguments_that_do_not_fit(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_second_fault_would_spoil_the_truth(make_base: BaseMaker, tmp_path: Path) -> None:
+    base = make_base("llama")
+    planted(base, "none", tmp_path / "one")
+    with pytest.raises(BadInput, match="already has a fault"):
+        planted(Base(tmp_path / "one", base.spec), "v_underflow", tmp_path / "two")
+    scaled = replace(base.model, already_fp8="compressed-tensors: strategy tensor")
+    with pytest.raises(BadInput, match="carries KV-cache scales"):
+        plant(scaled, base.spec, "none", layer=None, head=None, strength=None, out=tmp_path / "two")
+    assert not (tmp_path / "two").exists()
+
+
 def test_an_existing_folder_is_left_alone(make_base: BaseMaker, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="already exists"):
         planted(make_base("llama"), "none", tmp_path)
@@ -445,6 +456,7 @@ def test_a_full_disk_leaves_nothing(make_base: BaseMaker, tmp_path: Path, monkey
 def test_a_shift_that_bf16_cannot_hold_is_refused(make_base: BaseMaker, tmp_path: Path) -> None:
     base = make_base("llama")
     planted(base, "v_underflow", tmp_path / "one", layer=0, strength=60)
+    (tmp_path / "one" / TRUTH_NAME).unlink()
     once = Base(tmp_path / "one", base.spec)
     with pytest.raises(BadInput, match="beyond what BF16 holds exactly"):
         planted(once, "v_underflow", tmp_path / "two", layer=0, strength=60)
