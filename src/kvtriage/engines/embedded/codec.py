@@ -38,9 +38,18 @@ def to_e4m3(values: Tensor) -> Tensor:
 
 
 def round_mantissa(values: Tensor, position: Tensor) -> Tensor:
-    """E4M3's 3-bit mantissa with an unlimited exponent; `position` broadcasts. See fp8.e4m3."""
-    mantissa, exponent = torch.frexp(values / position)
-    return torch.ldexp(torch.round(mantissa * 16) / 16, exponent) * position
+    """E4M3's 3-bit mantissa with an unlimited exponent; `position` broadcasts. See fp8.e4m3.
+
+    Done on the bits of float32, whose mantissa has 23: add half of what is cut off, less one
+    unless that makes a tie odd, and cut. A carry runs into the exponent, as it should.
+    """
+    bits = (values / position).view(torch.int32)
+    odd = (bits >> _CUT) & 1
+    return ((bits + (_HALF - 1) + odd) & ~(2 * _HALF - 1)).view(torch.float32) * position
+
+
+_CUT = 23 - 3
+_HALF = 1 << (_CUT - 1)
 
 
 @dataclass(frozen=True)

@@ -76,25 +76,32 @@ def _range_stats(values: Tensor, edges: tuple[int, ...], *, mantissa: bool) -> R
     by_position = magnitude.amax(dim=2)
     ends = (*edges[1:], max(tokens, edges[-1]) + 1)
     buckets = [by_position[:, start:end] for start, end in zip(edges, ends, strict=True)]
-    zero = magnitude == 0
-    exponent = (torch.frexp(magnitude)[1] - 1).clamp(EXPONENT_MIN, EXPONENT_MAX) - EXPONENT_MIN
-    bins = EXPONENT_MAX - EXPONENT_MIN + 1
-    # Zeros go to one bin more, which is cut off again.
-    index = (
-        torch.where(zero, bins, exponent.long()) + (bins + 1) * torch.arange(heads, device=values.device)[:, None, None]
-    )
-    counts = torch.bincount(index.flatten(), minlength=heads * (bins + 1)).view(heads, bins + 1)
+    exponents, zeros = _exponent_counts(magnitude)
     errors = [
         (round_mantissa(values[0], values.new_tensor(at)) - values[0]).square().sum(dim=(1, 2), dtype=torch.float64)
         for at in (SUB_OCTAVES if mantissa else ())
     ]
     return RangeStats(
         amax=_numpy(by_position.amax(dim=1)),
-        exponents=counts[:, :bins].cpu().numpy(),
-        zeros=counts[:, bins].cpu().numpy(),
+        exponents=exponents,
+        zeros=zeros,
         amax_by_position=np.stack([_numpy(b.amax(dim=1)) if b.shape[1] else np.zeros(heads) for b in buckets], axis=1),
         mantissa_sse=np.stack([_numpy(e) for e in errors], axis=1) if errors else np.zeros((heads, 0)),
     )
+
+
+def _exponent_counts(magnitude: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Non-zero elements by floor(log2 |x|), [n, E], and zeros, [n]: read off the bits of float32."""
+    heads = magnitude.shape[0]
+    biased = magnitude.contiguous().view(torch.int32) >> 23
+    biased += 256 * torch.arange(heads, dtype=torch.int32, device=magnitude.device)[:, None, None]
+    counts = torch.bincount(biased.flatten(), minlength=256 * heads).view(heads, 256).cpu().numpy()
+    zeros = (magnitude == 0).sum(dim=(1, 2)).cpu().numpy()
+    low, high = EXPONENT_MIN + 127, EXPONENT_MAX + 127
+    found = counts[:, low : high + 1].copy()
+    found[:, 0] += counts[:, :low].sum(axis=1) - zeros
+    found[:, -1] += counts[:, high + 1 :].sum(axis=1)
+    return found, zeros
 
 
 def _numpy(values: Tensor) -> npt.NDArray[np.float64]:
