@@ -6,6 +6,7 @@ Every step is idempotent: what is there already, and was made from what is there
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -100,9 +101,15 @@ class Wiring:
 
 
 def embedded() -> Wiring:
-    """The embedded engine. Raises EngineError when torch or transformers is missing."""
+    """The embedded engine. Raises EngineError when torch or transformers is missing.
+
+    torch's OpenMP threads are told, before they exist, to sleep and not to spin while they wait:
+    beside any other load a spinning pair of threads is many times slower than one.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        from kvtriage.engines.embedded import load_tokenizer, open_engine
+        from kvtriage.engines.embedded.engine import open_engine
+        from kvtriage.engines.embedded.tokenizer import load_tokenizer
     except ImportError as error:
         raise EngineError(
             f"the embedded engine cannot start: {error}", hint="pip install 'kvtriage[engine]', then kvtriage selftest"

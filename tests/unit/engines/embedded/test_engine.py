@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from kvtriage.engines.base import Arm, ScoreRequest, ScoreResponse
-from kvtriage.engines.embedded import EmbeddedEngine, open_engine
+from kvtriage.engines.embedded.engine import EmbeddedEngine, open_engine
 from kvtriage.errors import BadInput, ModelError, NonFinite, PolicyNotApplied, StudyError
 from kvtriage.fp8.e4m3 import MAX
 from kvtriage.fp8.scales import ScaleSet, fit_scales, fit_sub_octaves
