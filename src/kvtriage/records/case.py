@@ -133,9 +133,9 @@ class ScaleRecord(_Record, frozen=True):
 
     per_tensor: tuple[LayerScalesRecord, ...]
     per_head: tuple[LayerScalesRecord, ...]
-    mantissa_k: tuple[tuple[float, ...], ...]
+    sub_octave_k: tuple[tuple[float, ...], ...]
     """Best sub-octave position of each KV head for the scale-free bound: [L][Hkv]."""
-    mantissa_v: tuple[tuple[float, ...], ...]
+    sub_octave_v: tuple[tuple[float, ...], ...]
     calibration_items: tuple[str, ...]
     calibration_tokens: int
     held_out: tuple[HeldOutRow, ...]
@@ -167,7 +167,7 @@ class Sensitivities(_Record, frozen=True):
     """`layers` is every layer of one attention type, or all of them."""
     suspects: tuple[int, ...]
     """The layers that the fourth arm keeps in BF16; never empty."""
-    suspects_proven: bool
+    suspects_stand_out: bool
     """False when no layer stands out: the group is then only the most sensitive one."""
     explanation: str
     probe_items: tuple[str, ...]

@@ -39,4 +39,4 @@ def scale_set(record: ScaleRecord, scaling: Scaling) -> ScaleSet:
 
 def sub_octaves(record: ScaleRecord) -> SubOctaves:
     """Where the scale-free bound rounds each KV head."""
-    return SubOctaves(k=record.mantissa_k, v=record.mantissa_v)
+    return SubOctaves(k=record.sub_octave_k, v=record.sub_octave_v)

@@ -69,7 +69,7 @@ class CaseView:
 
     @cached_property
     def layer_frame(self) -> LayerFrame:
-        return LayerFrame(self.spec, self.sensitivities.suspects, self.sensitivities.suspects_proven)
+        return LayerFrame(self.spec, self.sensitivities.suspects, self.sensitivities.suspects_stand_out)
 
     def scores_of(self, name: str) -> tuple[ScoreTrial, ...]:
         """Score trials that lie under this arm's own name."""

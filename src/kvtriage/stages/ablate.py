@@ -66,7 +66,7 @@ def estimate(
 
 def study_conditions(plan: Plan, scales: ScaleRecord, sensitivities: Sensitivities, info: EngineInfo) -> Conditions:
     """Everything that has to be equal before two numbers may stand side by side."""
-    fitted = msgspec.json.encode((scales.per_tensor, scales.per_head, scales.mantissa_k, scales.mantissa_v))
+    fitted = msgspec.json.encode((scales.per_tensor, scales.per_head, scales.sub_octave_k, scales.sub_octave_v))
     asked = msgspec.json.encode((plan.study, [(task.name, task.version) for task in TASKS.values()]))
     return Conditions(
         model=plan.model.fingerprint,

@@ -68,7 +68,7 @@ def _designs(plan: Plan, spec: CacheSpec, sensitivities: Sensitivities, info: En
             f"fp8_{scaling}", f"FP8, {_WORDS[scaling]}", "candidate", CachePolicy.fp8(count, scaling), scaling
         )
     served = [s for s in scalings if s is not Scaling.PER_HEAD or supports_per_head(plan.study.backend)]
-    skipping = [served[-1], Scaling.UNIT] if sensitivities.suspects_proven else [served[-1]]
+    skipping = [served[-1], Scaling.UNIT] if sensitivities.suspects_stand_out else [served[-1]]
     for scaling in skipping:
         yield _Design(
             f"fp8_{scaling}_skip",

@@ -106,7 +106,7 @@ def _of_the_choice(found: Findings) -> Iterator[str]:
         yield f"Whether better scales would win something back from {rung.arm.name} is open{settle}."
     if in_range == UNMET:
         yield f"{rung.arm.name} keeps the margins although its range is off: nothing better can be served here."
-    if rung.arm.skip_layers and rung.scaling != "native" and not found.sensitivities.suspects_proven:
+    if rung.arm.skip_layers and rung.scaling != "native" and not found.sensitivities.suspects_stand_out:
         named = name_layers(rung.arm.skip_layers, found.plan.layers)
         yield f"The skipped group ({named}) is only the most sensitive one found, not shown to be the smallest."
     if rung.scaling in ("per_tensor", "per_head"):

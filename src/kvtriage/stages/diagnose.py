@@ -61,7 +61,7 @@ def diagnose(
         head_probes=_head_rows(rows, spec),
         type_probes=tuple(row for probe, row in rows.items() if probe.scope == "type"),
         suspects=suspects.layers,
-        suspects_proven=suspects.proven,
+        suspects_stand_out=suspects.proven,
         explanation=suspects.explanation,
         probe_items=tuple(item.item_id for item in split.probe),
         peak_bytes=0,

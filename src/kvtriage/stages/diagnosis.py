@@ -111,7 +111,7 @@ def _suspects(found: Findings) -> str:
     named = name_layers(found.sensitivities.suspects, found.plan.layers)
     if found.leaning.scaling == "native":
         return f"keeping {named} in BF16 is not enough"
-    if found.sensitivities.suspects_proven:
+    if found.sensitivities.suspects_stand_out:
         return f"the probes put it in {named}"
     return f"no layer stands out in the probes, and {named} is only where it is largest"
 

@@ -352,7 +352,7 @@ def _scale_record(spec: CacheSpec, reach: Callable[[str, int], float], rng: rand
     heads = tuple((1.0,) * x.num_kv_heads for x in spec.layers)
     return ScaleRecord(
         kvtriage_version=VERSION, inputs=_inputs(), per_tensor=scales(False), per_head=scales(True),
-        mantissa_k=heads, mantissa_v=heads, calibration_items=("calibration-0",), calibration_tokens=8_192,
+        sub_octave_k=heads, sub_octave_v=heads, calibration_items=("calibration-0",), calibration_tokens=8_192,
         held_out=held_out, position_edges=(0, 64, 128, 256, 512), sweep=sweep, peak_bytes=1_950_000_000, warnings=(),
     )  # fmt: skip
 
@@ -388,7 +388,7 @@ def _sensitivities(
     ]
     return Sensitivities(
         kvtriage_version=VERSION, inputs=_inputs(), layer_probes=tuple(layer_probes), head_probes=tuple(head_probes),
-        type_probes=tuple(type_probes), suspects=skip, suspects_proven=proven,
+        type_probes=tuple(type_probes), suspects=skip, suspects_stand_out=proven,
         explanation="no layer stands out: the mantissa costs 0.0179 nats per token in all",
         probe_items=("probe-0", "probe-1"), peak_bytes=2_100_000_000,
     )  # fmt: skip

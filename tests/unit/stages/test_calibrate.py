@@ -20,7 +20,7 @@ def test_the_record_holds_both_scale_sets_and_the_bound() -> None:
     assert [len(row.q) for row in record.per_head] == [4] * 6
     assert [len(row.v) for row in record.per_tensor] == [1] * 6
     assert record.per_tensor[0].k == (max(record.per_head[0].k),)
-    assert len(record.mantissa_k) == len(record.mantissa_v) == 6
+    assert len(record.sub_octave_k) == len(record.sub_octave_v) == 6
     assert record.calibration_tokens == 128
     assert record.calibration_items == ("calibration-64-0", "calibration-64-1")
 

@@ -89,7 +89,7 @@ def test_what_is_inside_the_noise_is_not_called_different() -> None:
 
 
 def test_a_suspicion_is_not_a_proof() -> None:
-    text = said(replace(OFFSET, suspects_proven=False).decide())
+    text = said(replace(OFFSET, suspects_stand_out=False).decide())
     assert "no layer stands out in the probes" in text
     assert "only the most sensitive one found" in text
 

@@ -37,14 +37,14 @@ def test_the_only_head_of_a_layer_is_the_layer() -> None:
 
 def test_mantissa_damage_accuses_its_layer() -> None:
     found = FakeCase(spec=uniform(), mantissa={4: 0.08}).diagnose()
-    assert (found.suspects, found.suspects_proven) == ((4,), True)
+    assert (found.suspects, found.suspects_stand_out) == ((4,), True)
     assert "layer 4 alone loses" in found.explanation
 
 
 def test_range_damage_accuses_nobody() -> None:
     """A scale can repair it, so no layer needs BF16 for it."""
     found = FakeCase(spec=uniform(), range_={4: 0.5}, spread={2: 0.5}).diagnose()
-    assert not found.suspects_proven
+    assert not found.suspects_stand_out
 
 
 def test_the_fewest_layers_that_leave_half_the_margin() -> None:

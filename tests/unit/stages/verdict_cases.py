@@ -67,7 +67,7 @@ class Case:
     itl: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """(slope, intercept) in seconds by arm; others (1e-5, 0.010)."""
     skip: tuple[int, ...] = SKIP
-    suspects_proven: bool = True
+    suspects_stand_out: bool = True
     kinds: tuple[str, ...] = ("full",) * LAYERS
     kv_heads: int = HEADS
     per_head: Mapping[tuple[int, int], float] = field(default_factory=dict)
@@ -115,8 +115,8 @@ class Case:
             kvtriage_version="0",
             per_tensor=tuple(shared),
             per_head=tuple(rows),
-            mantissa_k=(flat,) * LAYERS,
-            mantissa_v=(flat,) * LAYERS,
+            sub_octave_k=(flat,) * LAYERS,
+            sub_octave_v=(flat,) * LAYERS,
             calibration_items=(),
             calibration_tokens=1024,
             held_out=(),
@@ -133,7 +133,7 @@ class Case:
             head_probes=(),
             type_probes=(),
             suspects=self.skip,
-            suspects_proven=self.suspects_proven,
+            suspects_stand_out=self.suspects_stand_out,
             explanation="",
             probe_items=(),
             peak_bytes=0,

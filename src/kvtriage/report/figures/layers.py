@@ -41,7 +41,7 @@ def draw_layers(view: CaseView) -> Figure | Absent:
     key = [KeyEntry("swatch-stay", "mantissa: only BF16 wins it back"), KeyEntry("swatch-range", "range: scales can")]
     if repaired is not None:
         key.append(KeyEntry("swatch-tick", f"with {format_name(repaired).removeprefix('FP8, ')}"))
-    if view.sensitivities.suspects_proven:
+    if view.sensitivities.suspects_stand_out:
         key.append(KeyEntry("swatch-suspect", "suspected of mantissa"))
     else:
         key.append(KeyEntry("swatch-arrow", "most sensitive in mantissa, not proven"))
@@ -115,7 +115,7 @@ def _mantissa(view: CaseView) -> str:
     suspects = view.sensitivities.suspects
     several = len(suspects) > 1
     layers = f"layer{'s' if several else ''} {layer_ranges(suspects)}"
-    if view.sensitivities.suspects_proven:
+    if view.sensitivities.suspects_stand_out:
         return f"Mantissa is lost above all in {layers}."
     return f"In mantissa no layer stands out; the most sensitive {'are' if several else 'is'} {layers}."
 
