@@ -4,7 +4,7 @@
     model-kv-scales.safetensors   float32, `<prefix>.{q,k,v}_scale` of each attention layer
     model.safetensors.index.json  every tensor of the base, and every scale
     config.json                   the base's, with `quantization_config.kv_cache_scheme`
-    kvtriage_overlay.json         what it was made from; also how we know the folder is ours
+    kvtriage_overlay.json         what it was made from
 
 That is the form vLLM's compressed-tensors loader takes (vLLM 0.32). It is silent about what is
 missing: an absent layer or q_scale loads as 1.0 and a single value is spread over all heads,
@@ -13,11 +13,8 @@ so the overlay is complete or it is not written.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -49,21 +46,20 @@ _SHAPES = "k and v scales are [num_kv_heads] and q scales [num_heads] for attn_h
 def write_overlay(model: ModelFolder, scales: ScaleSet, out: Path) -> None:
     """Make `out` an overlay of `model` that carries `scales`, whole or not at all.
 
-    `out` may not exist yet, or be an overlay of ours with nothing else in it: then it is
-    replaced. What was written is read back and compared bit for bit. Raises ModelError,
-    BadInput, StorageError.
+    `out` may not exist yet. What was written is read back and compared bit for bit. Raises
+    ModelError, BadInput, StorageError.
     """
+    if os.path.lexists(out):
+        raise BadInput(f"{out} already exists", hint="choose a new folder; nothing is overwritten")
     strategy = _strategy(scales.scaling)
-    _refuse_foreign(out)
     config = _with_scheme(model, strategy)
     tensors = _scale_tensors(model, scales)
-    with _replacing(out) as scratch:
-        names = _link_base(model, scratch)
+    with new_folder(out) as scratch:
+        _link_base(model, scratch)
         write_shard(scratch / SCALES_NAME, tensors, {"format": "pt"})
         write_atomic(scratch / "config.json", encode_object(config))
         write_atomic(scratch / INDEX_NAME, encode_object(_index(model, tensors)))
-        names |= {SCALES_NAME, "config.json", INDEX_NAME, OVERLAY_NAME}
-        record = {"base": str(model.path), "base_fingerprint": model.fingerprint, "files": sorted(names)}
+        record = {"base": str(model.path), "base_fingerprint": model.fingerprint}
         write_atomic(scratch / OVERLAY_NAME, encode_object(record))
         _verify(model, scratch, scales)
 
@@ -174,16 +170,12 @@ def _index(model: ModelFolder, tensors: Mapping[str, RawTensor]) -> dict[str, ob
     return {"metadata": {"total_size": total}, "weight_map": weight_map}
 
 
-def _link_base(model: ModelFolder, scratch: Path) -> set[str]:
+def _link_base(model: ModelFolder, scratch: Path) -> None:
     """Link every file of the base but those that are replaced; hidden files and folders stay."""
     replaced = {"config.json", INDEX_NAME, SCALES_NAME, OVERLAY_NAME}
-    names = set()
     for entry in sorted(os.listdir(model.path)):
-        if entry.startswith(".") or entry in replaced or not followed(model.path, entry).is_file():
-            continue
-        link_file(model.path / entry, scratch / entry)
-        names.add(entry)
-    return names
+        if not entry.startswith(".") and entry not in replaced and followed(model.path, entry).is_file():
+            link_file(model.path / entry, scratch / entry)
 
 
 def _verify(model: ModelFolder, folder: Path, scales: ScaleSet) -> None:
@@ -199,44 +191,6 @@ def _verify(model: ModelFolder, folder: Path, scales: ScaleSet) -> None:
 
 def _bits(values: tuple[float, ...]) -> bytes:
     return np.asarray(values, dtype="<f4").tobytes()
-
-
-# --- where it goes ----------------------------------------------------------------------
-
-
-def _refuse_foreign(out: Path) -> None:
-    if not os.path.lexists(out):
-        return
-    if out.is_dir() and not out.is_symlink() and (out / OVERLAY_NAME).is_file():
-        record, _ = read_object(out / OVERLAY_NAME, _LIMIT, "choose another folder")
-        match record:
-            case {"files": list(files)} if sorted(os.listdir(out)) == files:
-                return
-            case _:
-                pass
-    raise BadInput(
-        f"{out} already exists and is not an overlay that kvtriage wrote",
-        hint="choose another folder, or remove it; only an overlay with nothing added is replaced",
-    )
-
-
-@contextlib.contextmanager
-def _replacing(out: Path) -> Iterator[Path]:
-    """`new_folder(out)`, where an overlay already there is moved aside, and back on failure."""
-    aside: Path | None = None
-    try:
-        with new_folder(out) as scratch:
-            yield scratch
-            if out.exists():
-                aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-                os.replace(out, aside / out.name)
-    except BaseException:
-        if aside is not None:
-            os.replace(aside / out.name, out)
-            aside.rmdir()
-        raise
-    if aside is not None:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 # --- what is read -----------------------------------------------------------------------

@@ -110,37 +110,33 @@ def test_symlinks_where_hard_links_do_not_reach(
     assert load(tmp_path / "overlay").parameters == model.parameters + 3 * 8
 
 
-def test_our_own_overlay_is_replaced_and_nothing_else(make_folder: FolderMaker, tmp_path: Path) -> None:
+def test_nothing_is_written_over(make_folder: FolderMaker, tmp_path: Path) -> None:
     model, out = load(make_folder()), tmp_path / "overlay"
     write_overlay(model, PER_HEAD, out)
-    again = scale_set(Scaling.PER_HEAD, factor=2.0)
-    write_overlay(model, again, out)
-    assert read_scales(out) == again
-    assert load(model.path).fingerprint == model.fingerprint
-    (out / "notes.txt").write_text("mine")
-    with pytest.raises(BadInput, match="not an overlay that kvtriage wrote"):
-        write_overlay(model, PER_HEAD, out)
-    assert (out / "notes.txt").read_text() == "mine"
-    (tmp_path / "other").mkdir()
-    with pytest.raises(BadInput, match="not an overlay that kvtriage wrote"):
-        write_overlay(model, PER_HEAD, tmp_path / "other")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "other", "overlay"]
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for taken in (out, model.path, tmp_path / "dangling"):
+        with pytest.raises(BadInput, match="already exists"):
+            write_overlay(model, scale_set(Scaling.PER_HEAD, factor=2.0), taken)
+    assert read_scales(out) == PER_HEAD
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "model", "overlay"]
 
 
-def test_a_failed_replacement_leaves_the_old_one(
-    make_folder: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, out = load(make_folder()), tmp_path / "overlay"
-    write_overlay(model, PER_HEAD, out)
-
+def test_a_full_disk_leaves_nothing(make_folder: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
+    model = load(make_folder())
     monkeypatch.setattr(overlay, "write_shard", full)
     with pytest.raises(StorageError, match="No space left"):
-        write_overlay(model, scale_set(Scaling.PER_HEAD, factor=2.0), out)
-    assert read_scales(out) == PER_HEAD
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "overlay"]
+        write_overlay(model, PER_HEAD, tmp_path / "overlay")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_it_says_what_it_was_made_from(make_folder: FolderMaker, tmp_path: Path) -> None:
+    model = load(make_folder())
+    write_overlay(model, PER_HEAD, tmp_path / "overlay")
+    record = json.loads((tmp_path / "overlay" / OVERLAY_NAME).read_text())
+    assert record == {"base": str(model.path), "base_fingerprint": model.fingerprint}
 
 
 def test_what_does_not_read_back_is_not_kept(
@@ -293,4 +289,3 @@ def test_a_folder_without_scales_is_not_an_overlay(make_folder: FolderMaker, tmp
     index.write_text('{"weight_map": {}}')
     with pytest.raises(ModelError, match="does not name"):
         read_scales(tmp_path / "overlay")
-    assert (tmp_path / "overlay" / OVERLAY_NAME).is_file()
