@@ -3,7 +3,7 @@
 #   make demo     the whole job on Gemma 3 270M; the case is left in case/demo-gemma3-270m
 #   make test     the tests
 #   make check    lint, format, types, import contracts
-#   make bench    the planted-fault table and the speed benchmarks
+#   make bench    the planted-fault table: does the verdict find what was planted?
 #   make clean    removes the environment and caches; cases are kept
 #
 # PYTHON chooses the interpreter that the environment is made with: make PYTHON=python3.12 test

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvtriage.errors import StorageError
 
-__all__ = ["new_folder", "sha256_bytes", "sha256_file", "write_atomic", "writing"]
+__all__ = ["new_folder", "sha256_bytes", "sha256_file", "sync_folder", "write_atomic", "writing"]
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -37,8 +37,23 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
+def sync_folder(folder: Path) -> None:
+    """Return when the names in `folder` are on the disk: a file's own sync does not cover its name.
+
+    Raises OSError.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write `data` to `path`, all of it or nothing. Raises StorageError."""
+    """Write `data` to `path`, all of it or nothing, and return when it is on the disk.
+
+    Raises StorageError.
+    """
     with writing(path):
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
@@ -48,6 +63,7 @@ def write_atomic(path: Path, data: bytes) -> None:
                 os.fsync(file.fileno())
             os.chmod(name, 0o644)
             os.replace(name, path)
+            sync_folder(path.parent)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(name)
@@ -67,7 +83,9 @@ def new_folder(path: Path) -> Iterator[Path]:
         with writing(path):
             yield scratch
             os.chmod(scratch, 0o755)
+            sync_folder(scratch)
             os.replace(scratch, path)
+            sync_folder(path.parent)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise

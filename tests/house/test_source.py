@@ -15,6 +15,9 @@ SOURCE = ROOT / "src" / "kvtriage"
 MODULES = sorted(SOURCE.rglob("*.py"))
 NO_ROOM = {"utils", "util", "helpers", "helper", "common", "core", "misc"}
 GENERATED = {"build", "dist", "case", "node_modules"}
+HIDDEN_AND_SHIPPED = {".ci"}
+FORBIDDEN = [f"/{folder}/" for folder in ("home", "root", "tmp", "work", "Users")]
+FORBIDDEN += ["pypi" + ".org", "python" + "hosted", "npm" + "js"]
 
 module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
 
@@ -105,28 +108,38 @@ def test_readers_never_guess_a_key(path: Path) -> None:
                 raise AssertionError(f"line {node.lineno}: a default is derived and recorded, not slipped in")
 
 
-def text_files() -> Iterator[Path]:
-    """What the repository ships: everything but hidden folders, caches and outputs."""
-    for folder, folders, files in os.walk(ROOT):
+def text_files(root: Path) -> Iterator[Path]:
+    """What the repository ships, hidden files and `.ci` included: everything but caches and outputs."""
+    for folder, folders, files in os.walk(root):
         folders[:] = [
             name
             for name in folders
             if name not in GENERATED and name != "__pycache__" and not name.endswith(".egg-info")
-            if not name.startswith(".") or name == ".ci"
+            if not name.startswith(".") or name in HIDDEN_AND_SHIPPED
         ]
         yield from (Path(folder) / name for name in files if not name.endswith((".png", ".safetensors", ".pyc")))
 
 
-def test_the_text_speaks_of_itself_alone() -> None:
-    """No path of the machine it was written on, and no registry's address."""
-    forbidden = ["/" + "work/", "/" + "root/", "pypi" + ".org", "python" + "hosted", "npm" + "js"]
-    found = [
-        f"{path.relative_to(ROOT)}: {word}"
-        for path in text_files()
-        for word in forbidden
+def forbidden_words(root: Path) -> list[str]:
+    """'path: word' for each path of one machine, and each registry's address, in the text below `root`."""
+    return [
+        f"{path.relative_to(root)}: {word}"
+        for path in text_files(root)
+        for word in FORBIDDEN
         if word in path.read_text(errors="replace")
     ]
-    assert found == []
+
+
+def test_the_text_speaks_of_itself_alone() -> None:
+    assert forbidden_words(ROOT) == []
+
+
+@pytest.mark.parametrize("word", FORBIDDEN)
+@pytest.mark.parametrize("place", ["README.md", ".gitignore", ".ci/run", "docs/guide/page.md"])
+def test_a_planted_word_is_found(tmp_path: Path, place: str, word: str) -> None:
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / place).write_text(f"see {word}there")
+    assert forbidden_words(tmp_path) == [f"{place}: {word}"]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ import msgspec
 
 from kvtriage import __version__
 from kvtriage.errors import CaseBusy, CaseError
-from kvtriage.files import sha256_file, write_atomic, writing
+from kvtriage.files import sha256_file, sync_folder, write_atomic, writing
 from kvtriage.records.case import SCHEMA, Evidence, Plan, ScaleRecord, Sensitivities, Trial, Verdict
 from kvtriage.records.study import Rule, Study
 
@@ -260,6 +260,8 @@ class CaseFolder:
         with writing(file):
             handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
+            with writing(file):
+                sync_folder(self.path)
             yield lambda trial: _append(file, handle, msgspec.json.encode(trial) + b"\n")
         finally:
             os.close(handle)

@@ -210,6 +210,19 @@ class TestTrials:
                 sink(msgspec.structs.replace(trial, item_id="b"))
             assert [each.item_id for each in case.trials() if isinstance(each, ScoreTrial)] == ["a", "b"]
 
+    def test_the_name_of_the_file_is_on_the_disk_before_the_first_line(
+        self, tmp_path: Path, trial: ScoreTrial, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        synced: list[tuple[Path, int]] = []
+        with open_case(tmp_path, create=True) as case:
+            monkeypatch.setattr(
+                "kvtriage.cli.case.sync_folder",
+                lambda folder: synced.append((folder, (folder / TRIALS).stat().st_size)),
+            )
+            with case.appending() as sink:
+                sink(trial)
+        assert synced == [(tmp_path, 0)]
+
     @pytest.mark.parametrize("cut", [1, 2, 40])
     def test_a_torn_last_line_is_cut_off(self, tmp_path: Path, trial: ScoreTrial, cut: int) -> None:
         with open_case(tmp_path, create=True) as case:

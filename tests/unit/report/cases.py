@@ -76,7 +76,7 @@ def gemma_like() -> Case:
     }  # fmt: skip
     return _build(
         spec,
-        ModelRef(source="demo:gemma3-270m", path="/home/ada/.cache/kvtriage/models/gemma3-270m",
+        ModelRef(source="demo:gemma3-270m", path="/models/gemma3-270m",
                  architecture="Gemma3ForCausalLM", fingerprint="9b" * 32, parameters=268_098_176),
         skip=skip,
         drift=drift,
@@ -86,7 +86,7 @@ def gemma_like() -> Case:
         verdict=Verdict(
             kvtriage_version=VERSION, inputs=_inputs(), choice=RepairChoice(scaling="unit", skip_layers=()),
             status="decided", repair="none", arm="fp8_unit", reasons=(),
-            vllm_args=("/home/ada/.cache/kvtriage/models/gemma3-270m", "--kv-cache-dtype", "fp8"),
+            vllm_args=("/models/gemma3-270m", "--kv-cache-dtype", "fp8"),
             headline="Serve demo:gemma3-270m with an FP8 cache as it is: no repair is needed.",
             sentences=(
                 "Uncalibrated FP8 drifts by 0.0229 nats per token from BF16, within the margin of 0.05.",
