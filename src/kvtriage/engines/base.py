@@ -87,6 +87,8 @@ class Applied:
     k_scales: tuple[tuple[float, ...], ...]
     """[Hkv] or [1]; empty where the layer is not in FP8."""
     v_scales: tuple[tuple[float, ...], ...]
+    q_scales: tuple[tuple[float, ...], ...]
+    """[H], each the largest of its KV head's group; empty where Q is not quantised."""
 
 
 @dataclass(frozen=True)

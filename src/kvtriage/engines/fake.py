@@ -175,7 +175,7 @@ class _FakeSession:
             dtypes.append(found[0])
             k_scales.append(found[1])
             v_scales.append(found[2])
-        return Applied(tuple(dtypes), tuple(k_scales), tuple(v_scales))
+        return Applied(tuple(dtypes), tuple(k_scales), tuple(v_scales), ((),) * len(dtypes))
 
     def score(self, request: ScoreRequest) -> ScoreResponse:
         self.engine.scored += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -152,9 +153,8 @@ def _shapes(plan: Plan) -> list[_Shape]:
     contexts = sorted(set(study.latency_contexts))
     shapes = [_Shape("latency", n, 1, repeat) for repeat in range(study.latency_repeats) for n in contexts]
     if contexts:
-        shapes.append(
-            _Shape("throughput", contexts[len(contexts) // 2 - 1] if len(contexts) > 1 else contexts[0], study.batch, 0)
-        )
+        middle = statistics.median_low(contexts)
+        shapes += [_Shape("throughput", middle, study.batch, repeat) for repeat in range(study.latency_repeats)]
     return shapes
 
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from kvtriage.engines.base import Applied, Arm, EngineInfo
 from kvtriage.errors import PolicyNotApplied
+from kvtriage.fp8.scales import LayerScales
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Native, Scaling
-from kvtriage.kvcache.spec import CacheSpec, LayerKind
+from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
 from kvtriage.records.case import ArmRecord, Plan, ScaleRecord, Sensitivities
 from kvtriage.records.study import supports_per_head
 from kvtriage.records.values import cache_spec, scale_set, sub_octaves
@@ -68,8 +69,7 @@ def _designs(plan: Plan, spec: CacheSpec, sensitivities: Sensitivities, info: En
             f"fp8_{scaling}", f"FP8, {_WORDS[scaling]}", "candidate", CachePolicy.fp8(count, scaling), scaling
         )
     served = [s for s in scalings if s is not Scaling.PER_HEAD or supports_per_head(plan.study.backend)]
-    skipping = [served[-1], Scaling.UNIT] if sensitivities.suspects_stand_out else [served[-1]]
-    for scaling in skipping:
+    for scaling in served[::-1] if sensitivities.suspects_stand_out else served[-1:]:
         yield _Design(
             f"fp8_{scaling}_skip",
             f"FP8, {_WORDS[scaling]}, {_skipped(skip, spec)} in BF16",
@@ -117,15 +117,18 @@ def _effect(policy: CachePolicy, spec: CacheSpec, scales: ScaleRecord) -> tuple[
             case Fp8(scaling, _):
                 own = scale_set(scales, scaling).layers[layer.layer_idx]
                 heads = layer.num_kv_heads
-                q = _per_head(own.q, layer.num_attention_heads)
-                # Engines reduce q scales to the largest of each KV head's group of queries.
-                group = tuple(max(q[start : start + len(q) // heads]) for start in range(0, len(q), len(q) // heads))
-                effect.append((_per_head(own.k, heads), _per_head(own.v, heads), group))
+                effect.append((_per_head(own.k, heads), _per_head(own.v, heads), _served_q(own.q, layer)))
     return tuple(effect)
 
 
 def _per_head(values: tuple[float, ...], heads: int) -> tuple[float, ...]:
     return values * heads if len(values) == 1 else values
+
+
+def _served_q(q: tuple[float, ...], layer: LayerSpec) -> tuple[float, ...]:
+    """[H]: engines reduce q scales to the largest of each KV head's group of queries."""
+    every, group = _per_head(q, layer.num_attention_heads), layer.queries_per_kv_head
+    return tuple(max(every[head - head % group : head - head % group + group]) for head in range(len(every)))
 
 
 def build_arm(record: ArmRecord, scales: ScaleRecord) -> Arm:
@@ -147,16 +150,17 @@ def check_applied(arm: Arm, applied: Applied, info: EngineInfo, spec: CacheSpec)
     """
     for layer, fmt in zip(spec.layers, arm.policy.formats, strict=True):
         index = layer.layer_idx
-        dtype, k, v = applied.dtypes[index], applied.k_scales[index], applied.v_scales[index]
+        dtype, q = applied.dtypes[index], applied.q_scales[index]
+        k, v = applied.k_scales[index], applied.v_scales[index]
         match fmt:
             case Native():
-                right = dtype == info.native_dtype and not k and not v
+                right = dtype == info.native_dtype and not (q or k or v)
             case Fp8(scaling, None):
-                want_k: tuple[float, ...] = (1.0,)
-                want_v: tuple[float, ...] = (1.0,)
+                want = LayerScales(index, (1.0,), (1.0,), (1.0,))
                 if scaling is not Scaling.UNIT and arm.scales is not None:
-                    want_k, want_v = arm.scales.layers[index].k, arm.scales.layers[index].v
-                right = dtype == "float8_e4m3fn" and _equal(k, want_k) and _equal(v, want_v)
+                    want = arm.scales.layers[index]
+                want_q = _served_q(want.q, layer) if info.numerics == "attention" else ()
+                right = dtype == "float8_e4m3fn" and _equal(k, want.k) and _equal(v, want.v) and _equal(q, want_q)
             case _:
                 right = dtype == "probe"
         if not right:

@@ -1,8 +1,9 @@
 """diagnose: where FP8 hurts when it acts alone, and whether a scale could help there.
 
 Every probe stores some layers (or one head) in FP8 and all else natively. Beside each FP8 probe
-stands the scale-free bound, E4M3's mantissa with an unlimited exponent: what the bound loses no
-scale can win back. The suspects are layers whose *bound* does too much damage.
+at unit scale stand the finest scales that the server can apply, and the scale-free bound, E4M3's
+mantissa with an unlimited exponent. The suspects are layers that do too much damage under the
+best of these: no scale repairs them there.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from kvtriage.engines.base import Arm, Engine, ScoreRequest
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 from kvtriage.records.case import Plan, ProbeRow, ScaleRecord, Sensitivities
+from kvtriage.records.study import supports_per_head
 from kvtriage.records.values import scale_set, sub_octaves
 from kvtriage.stages import Reporter
 from kvtriage.tasks.split import Split
 
 __all__ = ["Suspects", "count_probes", "diagnose", "find_suspects"]
 
-_TARGET = 0.5
-"""Share of the KL margin that the layers left in FP8 may use up."""
+_TARGET = 0.7
+"""Share of the KL margin that the layers left in FP8 may use up by themselves."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Suspects:
     """Layers that the fourth arm keeps in BF16, and why."""
 
     layers: tuple[int, ...]
-    proven: bool
+    stand_out: bool
+    """False when there is too little damage to accuse anyone of: the layers then only stand in."""
     explanation: str
 
 
@@ -44,7 +47,9 @@ def diagnose(
         ScoreRequest(item.item_id, item.token_ids, len(item.token_ids) - study.probe_score_tokens)
         for item in split.probe
     ]
-    probes = _probes(spec)
+    per_head = supports_per_head(study.backend)
+    finest = Scaling.PER_HEAD if per_head else Scaling.PER_TENSOR
+    probes = _probes(spec, finest)
     arms = [_arm(probe, spec, scales) for probe in probes]
     damage = engine.probe(requests, arms, partial(report, "probing layers and heads"))
     rows = {
@@ -52,8 +57,14 @@ def diagnose(
         for probe, kl in zip(probes, damage, strict=True)
     }
     layer_rows = [row for probe, row in rows.items() if probe.scope == "layer"]
-    bound = {row.layers[0]: _mean(row.kl) for row in layer_rows if row.format == "mantissa"}
-    suspects = find_suspects(bound, spec, study.rule.kl_margin)
+    reachable = {f"fp8:{Scaling.UNIT}", f"fp8:{finest}"} | ({"mantissa"} if per_head else set())
+    irreparable = {
+        layer.layer_idx: min(
+            _mean(row.kl) for row in layer_rows if row.layers == (layer.layer_idx,) and row.format in reachable
+        )
+        for layer in spec.layers
+    }
+    suspects = find_suspects(irreparable, spec, study.rule.kl_margin)
     return Sensitivities(
         kvtriage_version=__version__,
         inputs=dict(inputs),
@@ -61,7 +72,7 @@ def diagnose(
         head_probes=_head_rows(rows, spec),
         type_probes=tuple(row for probe, row in rows.items() if probe.scope == "type"),
         suspects=suspects.layers,
-        suspects_stand_out=suspects.proven,
+        suspects_stand_out=suspects.stand_out,
         explanation=suspects.explanation,
         probe_items=tuple(item.item_id for item in split.probe),
         peak_bytes=0,
@@ -76,18 +87,17 @@ class _Probe:
     head: int | None = None
 
 
-_FP8 = ("fp8:unit", "fp8:per_head")
-
-
-def _probes(spec: CacheSpec) -> list[_Probe]:
+def _probes(spec: CacheSpec, finest: Scaling) -> list[_Probe]:
+    """FP8 at unit scale, at the `finest` scales the server takes, and the bound; heads at unit scale."""
+    formats = (f"fp8:{Scaling.UNIT}", f"fp8:{finest}", "mantissa")
     everything = tuple(range(spec.num_layers))
     types = [everything]
     if spec.is_hybrid:
         types += [spec.layers_of(kind) for kind in LayerKind]
-    probes = [_Probe("type", fmt, layers) for layers in types for fmt in (*_FP8, "mantissa")]
+    probes = [_Probe("type", fmt, layers) for layers in types for fmt in formats]
     for layer in spec.layers:
         own = (layer.layer_idx,)
-        probes += [_Probe("layer", fmt, own) for fmt in ("fp8:unit", "mantissa")]
+        probes += [_Probe("layer", fmt, own) for fmt in formats]
         if layer.num_kv_heads > 1:
             probes += [_Probe("head", "fp8:unit", own, head) for head in range(layer.num_kv_heads)]
     return probes
@@ -95,16 +105,17 @@ def _probes(spec: CacheSpec) -> list[_Probe]:
 
 def count_probes(spec: CacheSpec) -> int:
     """How many probes `diagnose` makes of a model."""
-    return len(_probes(spec))
+    return len(_probes(spec, Scaling.PER_HEAD))
 
 
 def _arm(probe: _Probe, spec: CacheSpec, scales: ScaleRecord) -> Arm:
     heads = None if probe.head is None else (probe.head,)
-    fmt = Mantissa(heads) if probe.format == "mantissa" else Fp8(Scaling(probe.format.removeprefix("fp8:")), heads)
+    scaling = None if probe.format == "mantissa" else Scaling(probe.format.removeprefix("fp8:"))
+    fmt = Mantissa(heads) if scaling is None else Fp8(scaling, heads)
     return Arm(
         name=f"probe {probe.format} {probe.layers} {probe.head}",
         policy=CachePolicy.only(spec.num_layers, probe.layers, fmt),
-        scales=scale_set(scales, Scaling.PER_HEAD),
+        scales=None if scaling in (None, Scaling.UNIT) else scale_set(scales, scaling),
         bound=sub_octaves(scales),
     )
 
@@ -121,27 +132,27 @@ def _head_rows(rows: Mapping[_Probe, ProbeRow], spec: CacheSpec) -> tuple[ProbeR
     return tuple(found)
 
 
-def find_suspects(bound: Mapping[int, float], spec: CacheSpec, kl_margin: float) -> Suspects:
-    """The fewest layers to keep in BF16 so that the bound of the others fits half the margin.
+def find_suspects(damage: Mapping[int, float], spec: CacheSpec, kl_margin: float) -> Suspects:
+    """The fewest layers to keep in BF16 so that the damage of the others fits most of the margin.
 
-    bound: mean KL of each layer's scale-free bound alone, nats per token. Damage of single
-    layers is added up, which is an estimate; the ablation is the proof. When the layers
-    found are most of one attention type and no others, the whole type is suspected: it is one
-    flag to the server. Without damage to repair, the most sensitive type (or layer) stands in,
-    so that the fourth arm still shows what skipping buys.
+    damage: mean KL of each layer alone under the best scales there are, nats per token. Damage
+    of single layers is added up, which is an estimate; the ablation is the proof. When the
+    layers found are most of one attention type and no others, the whole type is suspected: it
+    is one flag to the server. Without damage to repair, the most sensitive type (or layer)
+    stands in, so that the fourth arm still shows what skipping buys.
     """
-    total = sum(bound.values())
+    total = sum(damage.values())
     target = _TARGET * kl_margin
-    worst_first = sorted(bound, key=lambda layer_idx: (-bound[layer_idx], layer_idx))
+    worst_first = sorted(damage, key=lambda layer_idx: (-damage[layer_idx], layer_idx))
     chosen: list[int] = []
     left = total
     for layer_idx in worst_first:
         if left <= target:
             break
         chosen.append(layer_idx)
-        left -= bound[layer_idx]
+        left -= damage[layer_idx]
     if not chosen:
-        return _stand_in(bound, spec, total)
+        return _stand_in(damage, spec, total)
     for kind in LayerKind:
         of_kind = spec.layers_of(kind)
         if spec.is_hybrid and len(of_kind) > 1 and set(chosen) <= set(of_kind) and 2 * len(chosen) > len(of_kind):
@@ -149,29 +160,29 @@ def find_suspects(bound: Mapping[int, float], spec: CacheSpec, kl_margin: float)
                 of_kind,
                 True,
                 f"{len(chosen)} of the {len(of_kind)} {kind} layers, and no others, lose "
-                f"{sum(bound[i] for i in chosen):.3f} of {total:.3f} nats per token to the 3-bit mantissa",
+                f"{sum(damage[i] for i in chosen):.3f} of {total:.3f} nats per token whatever the scale",
             )
     return Suspects(
         tuple(sorted(chosen)),
         True,
-        f"{_listed(chosen)} alone lose{'s' if len(chosen) == 1 else ''} {sum(bound[i] for i in chosen):.3f} of "
-        f"{total:.3f} nats per token to the 3-bit mantissa, which no scale can win back",
+        f"{_listed(chosen)} alone lose{'s' if len(chosen) == 1 else ''} {sum(damage[i] for i in chosen):.3f} of "
+        f"{total:.3f} nats per token whatever the scale",
     )
 
 
-def _stand_in(bound: Mapping[int, float], spec: CacheSpec, total: float) -> Suspects:
+def _stand_in(damage: Mapping[int, float], spec: CacheSpec, total: float) -> Suspects:
     if spec.is_hybrid:
-        kind = max(LayerKind, key=lambda kind: sum(bound[i] for i in spec.layers_of(kind)))
+        kind = max(LayerKind, key=lambda kind: sum(damage[i] for i in spec.layers_of(kind)))
         layers, what = spec.layers_of(kind), f"the {kind} layers are"
     else:
-        worst = max(bound, key=lambda layer_idx: bound[layer_idx])
+        worst = max(damage, key=lambda layer_idx: damage[layer_idx])
         layers, what = (worst,), f"layer {worst} is"
-    share = sum(bound[i] for i in layers) / total if total > 0 else 0.0
+    share = sum(damage[i] for i in layers) / total if total > 0 else 0.0
     return Suspects(
         layers,
         False,
-        f"no layer stands out: the mantissa costs {total:.4f} nats per token in all; {what} the most sensitive "
-        f"with {share:.0%} of it",
+        f"no layer stands out: FP8 costs {total:.4f} nats per token in all under the best scales; {what} the most "
+        f"sensitive with {share:.0%} of it",
     )
 
 

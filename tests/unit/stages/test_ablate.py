@@ -41,7 +41,8 @@ def test_the_four_ways_and_their_company() -> None:
 
 def test_proven_suspects_are_also_skipped_without_scales() -> None:
     arms = arms_of(FakeCase(spec=uniform(), mantissa={4: 0.1}))
-    assert arms["fp8_unit_skip"].skip_layers == arms["fp8_per_head_skip"].skip_layers == (4,)
+    for scaling in ("unit", "per_tensor", "per_head"):
+        assert arms[f"fp8_{scaling}_skip"].skip_layers == (4,)
     assert not {"fp8_full_only", "fp8_sliding_only"} & arms.keys()
 
 
@@ -79,10 +80,10 @@ def test_arms_take_turns_on_each_timed_shape() -> None:
     evidence, trials = FakeCase().ablate()
     timed = [t for t in trials if isinstance(t, TimingTrial)]
     names = [arm.name for arm in evidence.arms if arm.role in ("baseline", "candidate")]
-    assert [t.arm for t in timed] == names * 7
+    assert [t.arm for t in timed] == names * 8
     assert {(t.phase, t.context_len, t.batch) for t in timed} == {
         *(("latency", n, 1) for n in (32, 64, 96)),
-        ("throughput", 32, 2),
+        ("throughput", 64, 2),
     }
     assert all(len(t.token_s) == STUDY.decode_tokens - 1 for t in timed)
 
@@ -165,7 +166,7 @@ def test_the_estimate_counts_what_will_be_run() -> None:
     arms = design_arms(case.plan, case.calibrate(), case.diagnose(), case.engine.info())
     found = {row.arm: row for row in estimate(case.plan, arms, case.items, 0.5)}
     scored = 3 * 64 + 3 * 128
-    timed = 2 * (32 + 64 + 96 + 3 * 4) + 2 * (32 + 4)
+    timed = 2 * (32 + 64 + 96 + 3 * 4) + 2 * 2 * (64 + 4)
     assert found["bound"].tokens == scored
     assert found["bf16"].tokens == scored + timed
     assert found["bf16"].seconds == 0.5 * (scored + timed)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from kvtriage.kvcache.policy import Mantissa
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 from kvtriage.stages.diagnose import find_suspects
-from tests.unit.stages.fake_case import FakeCase, hybrid, uniform
+from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, uniform
 
 MARGIN = 0.05
 HEALTHY = dict.fromkeys(range(6), 0.0005)
@@ -15,7 +17,7 @@ HEALTHY = dict.fromkeys(range(6), 0.0005)
 def test_every_layer_head_and_type_is_probed() -> None:
     found = FakeCase(spec=hybrid()).diagnose()
     assert [(row.layers, row.format) for row in found.layer_probes] == [
-        ((i,), fmt) for i in range(6) for fmt in ("fp8:unit", "mantissa")
+        ((i,), fmt) for i in range(6) for fmt in ("fp8:unit", "fp8:per_head", "mantissa")
     ]
     assert [(row.layers[0], row.head) for row in found.head_probes] == [(i, h) for i in range(6) for h in range(2)]
     assert {row.layers for row in found.type_probes} == {(0, 1, 2, 3, 4, 5), (0, 1, 3, 4), (2, 5)}
@@ -47,8 +49,27 @@ def test_range_damage_accuses_nobody() -> None:
     assert not found.suspects_stand_out
 
 
-def test_the_fewest_layers_that_leave_half_the_margin() -> None:
-    bound = HEALTHY | {1: 0.03, 4: 0.08}
+def test_where_heads_spread_and_the_server_has_one_scale_the_layer_is_accused() -> None:
+    study = msgspec.structs.replace(STUDY, backend="triton_attn")
+    found = FakeCase(spec=uniform(), study=study, range_={1: 0.5}, spread={4: 0.5}).diagnose()
+    assert (found.suspects, found.suspects_stand_out) == ((4,), True)
+    assert {row.format for row in found.layer_probes} == {"fp8:unit", "fp8:per_tensor", "mantissa"}
+
+
+def test_an_unlucky_bound_accuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a real scale achieves is achievable, whatever the estimate of the bound says."""
+    case = FakeCase(spec=uniform())
+    honest = type(case.engine)._layer_damage
+    monkeypatch.setattr(
+        type(case.engine),
+        "_layer_damage",
+        lambda self, layer, fmt: honest(self, layer, fmt) + 0.2 * (isinstance(fmt, Mantissa) and layer.layer_idx == 3),
+    )
+    assert not case.diagnose().suspects_stand_out
+
+
+def test_the_fewest_layers_that_leave_most_of_the_margin() -> None:
+    bound = HEALTHY | {1: 0.05, 4: 0.08}
     assert find_suspects(bound, uniform(), MARGIN).layers == (1, 4)
     assert find_suspects(bound, uniform(), 0.1).layers == (4,)
 
@@ -58,7 +79,7 @@ def test_most_of_one_type_is_the_type() -> None:
     sliding = spec.layers_of(LayerKind.SLIDING)
     bound = HEALTHY | dict(zip(sliding, (0.3, 0.2, 0.1, 0.012), strict=True))
     found = find_suspects(bound, spec, MARGIN)
-    assert (found.layers, found.proven) == (sliding, True)
+    assert (found.layers, found.stand_out) == (sliding, True)
     assert "3 of the 4 sliding layers" in found.explanation
 
 
@@ -73,5 +94,5 @@ def test_layers_of_both_types_are_named_one_by_one() -> None:
 @pytest.mark.parametrize(("spec", "layers"), [(hybrid(), (0, 1, 3, 4)), (uniform(), (3,))])
 def test_without_damage_the_most_sensitive_stands_in(spec: CacheSpec, layers: tuple[int, ...]) -> None:
     found = find_suspects(HEALTHY | {3: 0.004}, spec, MARGIN)
-    assert (found.layers, found.proven) == (layers, False)
+    assert (found.layers, found.stand_out) == (layers, False)
     assert "no layer stands out" in found.explanation

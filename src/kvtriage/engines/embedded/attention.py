@@ -16,6 +16,7 @@ Two numerics:
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -24,26 +25,31 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvtriage.engines.embedded.codec import to_e4m3
 
-__all__ = ["ATTENTION", "Attention", "attend", "attention_function", "register"]
+__all__ = ["ATTENTION", "Attention", "AttentionCall", "attend", "attention_function", "register"]
 
 ATTENTION = "kvtriage"
 _P_OFFSET = 256.0
 _QUERY_BLOCK = 256
 
 
-class Attention(Protocol):
-    """What to do with the Q, K and V of one layer. q [B, H, n, D], k and v [B, Hkv, n, D]."""
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """One call of one layer: q [B, H, n, D], k [B, Hkv, n, D], v [B, Hkv, n, Dv], and its constants."""
 
-    def attend(
-        self,
-        layer_idx: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor: ...
+    layer_idx: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scaling: float
+    softcap: float | None
+    sinks: Tensor | None
+    """One extra logit per query head: [H]."""
+
+
+class Attention(Protocol):
+    """What is done with the Q, K and V of a layer; gives the output, [B, H, n, Dv]."""
+
+    def attend(self, call: AttentionCall) -> Tensor: ...
 
 
 def attention_function(
@@ -62,7 +68,7 @@ def attention_function(
     """transformers' attention interface. The mask is not used: positions say it all."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer_idx: int = module.layer_idx  # type: ignore[assignment]
-    output = kvtriage.attend(layer_idx, query, key, value, scale, softcap, s_aux)
+    output = kvtriage.attend(AttentionCall(layer_idx, query, key, value, scale, softcap, s_aux))
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -73,24 +79,16 @@ def register() -> None:
     AttentionInterface.register(ATTENTION, attention_function)
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    scaling: float,
-    window_tokens: int | None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    fp8_probabilities: bool = False,
-) -> Tensor:
+def attend(call: AttentionCall, window_tokens: int | None, fp8_heads: Tensor | None = None) -> Tensor:
     """Causal attention of n queries over S ≥ n keys, the last n of which are the queries' own.
 
-    q [B, H, n, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] → [B, H, n, Dv]. A query sees itself and
-    the window_tokens − 1 positions before it. sinks: one extra logit per query head, [H].
+    The call's k [B, Hkv, S, D] and v [B, Hkv, S, Dv] are all that may be seen. A query sees itself
+    and the window_tokens − 1 positions before it. fp8_heads: KV heads whose probabilities go
+    through E4M3, boolean [Hkv]; None for none of them.
     """
+    query, key, value, scaling = call.query, call.key, call.value, call.scaling
     new, span = query.shape[2], key.shape[2]
-    explicit = softcap is not None or sinks is not None or fp8_probabilities
+    explicit = call.softcap is not None or call.sinks is not None or fp8_heads is not None
     if new == 1 and not explicit:
         return scaled_dot_product_attention(query, key, value, scale=scaling, enable_gqa=True)
     if not explicit and new == span and (window_tokens is None or span <= window_tokens):
@@ -104,7 +102,7 @@ def attend(
         q, k, v = query[:, :, start:stop], key[:, :, first:last], value[:, :, first:last]
         mask = None if new == 1 else _visible(stop - start, last - first, window_tokens, query.device)
         if explicit:
-            outputs.append(_explicit(q, k, v, mask, scaling, softcap, sinks, fp8_probabilities))
+            outputs.append(_explicit(replace(call, query=q, key=k, value=v), mask, fp8_heads))
         else:
             outputs.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=True))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
@@ -118,35 +116,29 @@ def _visible(new: int, span: int, window_tokens: int | None, device: torch.devic
     return seen if window_tokens is None else seen & (key > position - window_tokens)
 
 
-def _explicit(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-    fp8_probabilities: bool,
-) -> Tensor:
+def _explicit(call: AttentionCall, mask: Tensor | None, fp8_heads: Tensor | None) -> Tensor:
+    """The definition, step by step, for what torch's fused kernels do not do."""
+    query, key = call.query, call.key
     batch, heads, new, dim = query.shape
     kv_heads = key.shape[1]
     group = heads // kv_heads
-    scores = query.reshape(batch, kv_heads, group * new, dim) @ key.transpose(2, 3) * scaling
+    scores = query.reshape(batch, kv_heads, group * new, dim) @ key.transpose(2, 3) * call.scaling
     scores = scores.view(batch, kv_heads, group, new, key.shape[2])
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
+    if call.softcap is not None:
+        scores = torch.tanh(scores / call.softcap) * call.softcap
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     top = scores.amax(dim=-1, keepdim=True)
-    if sinks is not None:
-        sink = sinks.to(scores.dtype).view(1, kv_heads, group, 1, 1)
+    if call.sinks is not None:
+        sink = call.sinks.to(scores.dtype).view(1, kv_heads, group, 1, 1)
         top = torch.maximum(top, sink)
     probabilities = torch.exp(scores - top)
     total = probabilities.sum(dim=-1, keepdim=True)
-    if sinks is not None:
+    if call.sinks is not None:
         total = total + torch.exp(sink - top)
-    if fp8_probabilities:
-        probabilities = to_e4m3(probabilities * _P_OFFSET).to(torch.float32) / _P_OFFSET
-    output = probabilities.reshape(batch, kv_heads, group * new, -1) @ value
+    if fp8_heads is not None:
+        rounded = to_e4m3(probabilities * _P_OFFSET).to(torch.float32) / _P_OFFSET
+        probabilities = torch.where(fp8_heads.view(1, -1, 1, 1, 1), rounded, probabilities)
+    output = probabilities.reshape(batch, kv_heads, group * new, -1) @ call.value
     output = output.view(batch, kv_heads, group, new, -1) / total
     return output.reshape(batch, heads, new, -1)

@@ -6,7 +6,6 @@ Plain torch, so the same code runs wherever torch does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from kvtriage.fp8.e4m3 import MAX
 
-__all__ = ["Codec", "E4M3Codec", "NativeCodec", "PartialCodec", "round_mantissa", "round_trip_codec", "to_e4m3"]
+__all__ = ["Codec", "E4M3Codec", "MantissaCodec", "NativeCodec", "PartialCodec", "round_mantissa", "to_e4m3"]
 
 
 class Codec(Protocol):
@@ -93,22 +92,19 @@ class E4M3Codec:
         return tuple(self._scale.flatten().tolist())
 
 
-class PartialCodec:
-    """A probe: `heads` go through `round_trip`, the others through the native dtype.
+class MantissaCodec:
+    """The scale-free bound, in float32: nothing of it could be stored in a byte.
 
-    What is kept is float32, so it has no honest byte count and is never generated with.
+    position: [heads] or [1].
     """
 
     dtype = torch.float32
 
-    def __init__(self, native: NativeCodec, round_trip: Callable[[Tensor], Tensor], heads: Tensor) -> None:
-        """heads: boolean [heads]."""
-        self._native = native
-        self._round_trip = round_trip
-        self._heads = heads.reshape(1, -1, 1, 1)
+    def __init__(self, position: Tensor) -> None:
+        self._position = position.reshape(1, -1, 1, 1)
 
     def encode(self, values: Tensor) -> Tensor:
-        return torch.where(self._heads, self._round_trip(values), self._native.decode(self._native.encode(values)))
+        return round_mantissa(values, self._position)
 
     def decode(self, stored: Tensor) -> Tensor:
         return stored
@@ -118,10 +114,27 @@ class PartialCodec:
         return ()
 
 
-def round_trip_codec(codec: Codec) -> Callable[[Tensor], Tensor]:
-    """What is left of values once stored by `codec`."""
+class PartialCodec:
+    """A probe: some heads go through `codec`, the others through `native`.
 
-    def round_trip(values: Tensor) -> Tensor:
-        return codec.decode(codec.encode(values))
+    What is kept is float32, so it has no honest byte count and is never generated with.
+    """
 
-    return round_trip
+    dtype = torch.float32
+
+    def __init__(self, native: NativeCodec, codec: Codec, heads: Tensor) -> None:
+        """heads: boolean [heads]."""
+        self._native = native
+        self._codec = codec
+        self._heads = heads.reshape(1, -1, 1, 1)
+
+    def encode(self, values: Tensor) -> Tensor:
+        quantized = self._codec.decode(self._codec.encode(values))
+        return torch.where(self._heads, quantized, self._native.decode(self._native.encode(values)))
+
+    def decode(self, stored: Tensor) -> Tensor:
+        return stored
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        return ()

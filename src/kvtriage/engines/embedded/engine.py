@@ -37,7 +37,7 @@ from kvtriage.fp8.stats import HeldOut, KVStats
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.spec import CacheSpec
 
-__all__ = ["EmbeddedEngine", "EmbeddedSession", "LogProbs", "open_engine"]
+__all__ = ["EmbeddedEngine", "EmbeddedSession", "LogProbs", "available_threads", "open_engine"]
 
 NUMERICS = ("storage", "attention")
 _ROWS = 32
@@ -218,6 +218,11 @@ class EmbeddedSession:
         return time.perf_counter()
 
 
+def available_threads() -> int:
+    """Cores that this process may use; all of the machine's where the system does not say."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _device(name: str | None) -> torch.device:
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -245,7 +250,7 @@ def open_engine(
     if numerics not in NUMERICS:
         raise StudyError(f"unknown numerics {numerics!r}", hint="known are " + ", ".join(NUMERICS))
     before = torch.get_num_threads()
-    count = threads or len(os.sched_getaffinity(0))
+    count = threads or available_threads()
     torch.set_num_threads(count)
     try:
         tokenizer = load_tokenizer(folder, trust_remote_code)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvtriage.engines.embedded.attention import attend
+from kvtriage.engines.embedded.attention import AttentionCall, attend
 from kvtriage.engines.embedded.codec import round_mantissa
 from kvtriage.errors import NonFinite
 from kvtriage.fp8.e4m3 import SATURATES_ABOVE, SMALLEST_NORMAL, SUB_OCTAVES
@@ -29,20 +29,10 @@ class _Observer:
     def __init__(self, spec: CacheSpec) -> None:
         self._spec = spec
 
-    def attend(
-        self,
-        layer_idx: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
-        for tensor, values in (("q", query), ("k", key), ("v", value)):
-            self.look(layer_idx, tensor, values)
-        window = self._spec.layers[layer_idx].window_tokens
-        return attend(query, key, value, scaling=scaling, window_tokens=window, softcap=softcap, sinks=sinks)
+    def attend(self, call: AttentionCall) -> Tensor:
+        for tensor, values in (("q", call.query), ("k", call.key), ("v", call.value)):
+            self.look(call.layer_idx, tensor, values)
+        return attend(call, self._spec.layers[call.layer_idx].window_tokens)
 
     def look(self, layer_idx: int, tensor: str, values: Tensor) -> None:
         raise NotImplementedError

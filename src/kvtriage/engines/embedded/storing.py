@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kvtriage.engines.base import Applied, Arm
-from kvtriage.engines.embedded.attention import attend
+from kvtriage.engines.embedded.attention import AttentionCall, attend
 from kvtriage.engines.embedded.cache import LayerCache
-from kvtriage.engines.embedded.codec import (
-    Codec,
-    E4M3Codec,
-    NativeCodec,
-    PartialCodec,
-    round_mantissa,
-    round_trip_codec,
-)
+from kvtriage.engines.embedded.codec import Codec, E4M3Codec, MantissaCodec, NativeCodec, PartialCodec
 from kvtriage.errors import NonFinite, PolicyNotApplied
 from kvtriage.fp8.scales import LayerScales
 from kvtriage.kvcache.policy import Fp8, Mantissa, Native, Scaling
@@ -27,14 +19,19 @@ from kvtriage.kvcache.spec import CacheSpec, LayerSpec
 __all__ = ["LayerStorage", "StoringAttention", "applied", "layer_storages"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerStorage:
-    """The codecs of one layer. `q_scale` [Hkv] is set where Q and P are quantised too."""
+    """The codecs of one layer.
+
+    Where Q and the probabilities are quantised too, `query` is Q's codec and `fp8_heads` says
+    for which KV heads, boolean [Hkv]; both are None otherwise.
+    """
 
     spec: LayerSpec
     key: Codec
     value: Codec
-    q_scale: Tensor | None = None
+    query: Codec | None = None
+    fp8_heads: Tensor | None = None
 
 
 def layer_storages(
@@ -47,30 +44,48 @@ def layer_storages(
             hint="the arm was made for another model",
         )
     native = NativeCodec(native_dtype)
+    quantize_q = numerics == "attention"
     storages = []
-    key: Codec
-    value: Codec
     for layer, fmt in zip(spec.layers, arm.policy.formats, strict=True):
         match fmt:
             case Native():
                 storages.append(LayerStorage(layer, native, native))
             case Fp8(scaling, heads):
                 scales = _layer_scales(arm, layer, scaling)
-                key, value = (E4M3Codec(_tensor(values, device)) for values in (scales.k, scales.v))
-                if heads is not None:
-                    mask = _head_mask(heads, layer, device)
-                    key, value = (PartialCodec(native, round_trip_codec(codec), mask) for codec in (key, value))
-                    storages.append(LayerStorage(layer, key, value))
-                else:
-                    q_scale = _group_maximum(scales.q, layer, device) if numerics == "attention" else None
-                    storages.append(LayerStorage(layer, key, value, q_scale))
+                q = E4M3Codec(_query_scales(scales.q, layer, device))
+                codecs = (q, E4M3Codec(_tensor(scales.k, device)), E4M3Codec(_tensor(scales.v, device)))
+                storages.append(_storage(layer, codecs, heads, native, quantize_q, device))
             case Mantissa(heads):
-                mask = _head_mask(heads, layer, device)
-                key, value = (
-                    PartialCodec(native, _mantissa_at(_tensor(at, device)), mask) for at in _bound(arm, layer)
+                k_at, v_at = _bound(arm, layer)
+                rounding = (
+                    MantissaCodec(_tensor((1.0,), device)),
+                    MantissaCodec(_tensor(k_at, device)),
+                    MantissaCodec(_tensor(v_at, device)),
                 )
-                storages.append(LayerStorage(layer, key, value))
+                every = tuple(range(layer.num_kv_heads)) if heads is None else heads
+                storages.append(_storage(layer, rounding, every, native, quantize_q, device))
     return tuple(storages)
+
+
+def _storage(
+    layer: LayerSpec,
+    codecs: tuple[Codec, Codec, Codec],
+    heads: tuple[int, ...] | None,
+    native: NativeCodec,
+    quantize_q: bool,
+    device: torch.device,
+) -> LayerStorage:
+    """Q, K and V by their `codecs`, Q only if at all, in the KV `heads` and their queries; None is all of them."""
+    q_codec, key, value = codecs
+    mask = torch.tensor([heads is None or head in heads for head in range(layer.num_kv_heads)], device=device)
+    query: Codec | None = q_codec if quantize_q else None
+    if heads is None:
+        return LayerStorage(layer, key, value, query, mask if quantize_q else None)
+    key, value = PartialCodec(native, key, mask), PartialCodec(native, value, mask)
+    if query is not None:
+        exact = NativeCodec(torch.float32)
+        query = PartialCodec(exact, query, mask.repeat_interleave(layer.queries_per_kv_head))
+    return LayerStorage(layer, key, value, query, mask if quantize_q else None)
 
 
 def _layer_scales(arm: Arm, layer: LayerSpec, scaling: Scaling) -> LayerScales:
@@ -101,22 +116,13 @@ def _tensor(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device)
 
 
-def _head_mask(heads: tuple[int, ...] | None, layer: LayerSpec, device: torch.device) -> Tensor:
-    """Boolean [Hkv]; None is all of them."""
-    return torch.tensor([heads is None or head in heads for head in range(layer.num_kv_heads)], device=device)
-
-
-def _group_maximum(q: tuple[float, ...], layer: LayerSpec, device: torch.device) -> Tensor:
-    """vLLM's reduction: the largest q scale among the query heads of each KV head, [Hkv]."""
+def _query_scales(q: tuple[float, ...], layer: LayerSpec, device: torch.device) -> Tensor:
+    """vLLM's reduction: each query head takes the largest scale of its KV head's group. [H]."""
     scales = _tensor(q, device)
     if scales.numel() == 1:
-        return scales.expand(layer.num_kv_heads)
-    return scales.view(layer.num_kv_heads, layer.queries_per_kv_head).amax(dim=1)
-
-
-def _mantissa_at(position: Tensor) -> Callable[[Tensor], Tensor]:
-    at = position.reshape(1, -1, 1, 1)
-    return lambda values: round_mantissa(values, at)
+        return scales.expand(layer.num_attention_heads)
+    groups = scales.view(layer.num_kv_heads, layer.queries_per_kv_head)
+    return groups.amax(dim=1).repeat_interleave(layer.queries_per_kv_head)
 
 
 def applied(storages: tuple[LayerStorage, ...]) -> Applied:
@@ -125,6 +131,7 @@ def applied(storages: tuple[LayerStorage, ...]) -> Applied:
         dtypes=tuple(_dtype_name(storage) for storage in storages),
         k_scales=tuple(storage.key.scales for storage in storages),
         v_scales=tuple(storage.value.scales for storage in storages),
+        q_scales=tuple(() if storage.query is None else storage.query.scales for storage in storages),
     )
 
 
@@ -142,7 +149,7 @@ class StoringAttention:
         self._caches = tuple(
             LayerCache(storage.key, storage.value, capacity, storage.spec.window_tokens) for storage in storages
         )
-        self._magnitudes: dict[int, Tensor] = {}
+        self._magnitudes: dict[tuple[int, str], Tensor] = {}
 
     @property
     def held_bytes(self) -> int:
@@ -152,41 +159,28 @@ class StoringAttention:
     def seen(self) -> int:
         return self._caches[-1].seen
 
-    def attend(
-        self,
-        layer_idx: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
-        storage = self._storages[layer_idx]
-        # One sum over both is NaN or infinite if any element is; looked at once per forward.
-        self._magnitudes[layer_idx] = key.abs().sum() + value.abs().sum()
-        k, v = self._caches[layer_idx].append(key, value)
-        if storage.q_scale is not None:
-            scale = storage.q_scale.repeat_interleave(storage.spec.queries_per_kv_head).view(1, -1, 1, 1)
-            codec = E4M3Codec(scale)
-            query = codec.decode(codec.encode(query))
-        return attend(
-            query,
-            k,
-            v,
-            scaling=scaling,
-            window_tokens=storage.spec.window_tokens,
-            softcap=softcap,
-            sinks=sinks,
-            fp8_probabilities=storage.q_scale is not None,
-        )
+    def attend(self, call: AttentionCall) -> Tensor:
+        storage = self._storages[call.layer_idx]
+        self._watch(call.layer_idx, "K", call.key)
+        self._watch(call.layer_idx, "V", call.value)
+        key, value = self._caches[call.layer_idx].append(call.key, call.value)
+        query = call.query
+        if storage.query is not None:
+            query = storage.query.decode(storage.query.encode(query))
+        seen = replace(call, query=query, key=key, value=value)
+        return attend(seen, storage.spec.window_tokens, storage.fp8_heads)
+
+    def _watch(self, layer_idx: int, name: str, values: Tensor) -> None:
+        """A sum of magnitudes is NaN or infinite if any element ever was; looked at once, at the end."""
+        total = values.abs().sum()
+        before = self._magnitudes.get((layer_idx, name))
+        self._magnitudes[layer_idx, name] = total if before is None else before + total
 
     def check_finite(self) -> None:
-        """Raises NonFinite, naming the first layer whose K or V holds NaN or infinity."""
-        for layer_idx in sorted(self._magnitudes):
-            if not torch.isfinite(self._magnitudes[layer_idx]):
+        """Raises NonFinite for the first layer whose K or V ever held NaN or infinity."""
+        for (layer_idx, name), total in sorted(self._magnitudes.items()):
+            if not torch.isfinite(total):
                 raise NonFinite(
-                    f"K or V of layer {layer_idx} holds NaN or infinity",
+                    f"{name} of layer {layer_idx} holds NaN or infinity",
                     hint="the model itself overflows here; no cache format can repair that (are the weights intact?)",
                 )
-        self._magnitudes.clear()

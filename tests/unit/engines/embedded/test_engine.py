@@ -13,8 +13,11 @@ import torch
 import transformers
 
 from kvtriage.engines.base import Arm, ScoreRequest, ScoreResponse
+from kvtriage.engines.embedded.attention import AttentionCall
 from kvtriage.engines.embedded.engine import EmbeddedEngine, open_engine
+from kvtriage.engines.embedded.storing import StoringAttention, layer_storages
 from kvtriage.errors import BadInput, ModelError, NonFinite, PolicyNotApplied, StudyError
+from kvtriage.fp8 import e4m3
 from kvtriage.fp8.e4m3 import MAX
 from kvtriage.fp8.scales import ScaleSet, fit_scales, fit_sub_octaves
 from kvtriage.fp8.stats import KVStats
@@ -110,11 +113,16 @@ def test_native_is_transformers_own_answer(bench: Bench) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7, tiny.WINDOW, 23])
 def test_prefill_in_chunks_and_decode_agree_with_prefill(bench: Bench, chunk: int) -> None:
-    """Tolerance: summation order differs, and a value that it moves across a rounding tie moves one step."""
+    """Chunks sum in another order (1e-6 of a value), and what that moves across a rounding tie moves one step.
+
+    So the native cache agrees to 1e-4 nats of KL, and FP8 to a fifth of what FP8 costs at all.
+    """
+    count = bench.spec.num_layers
+    native = bench.score(CachePolicy.native(count))
     for name, policy in bench.policies().items():
         whole, pieces = bench.score(policy), bench.score(policy, prefill_chunk=chunk)
-        assert abs(mean_kl(pieces, whole)) < 5e-3, name
-        np.testing.assert_allclose(pieces.nll, whole.nll, atol=0.25)
+        tolerance = 1e-4 if policy.is_native else max(1e-4, 0.2 * mean_kl(whole, native))
+        assert mean_kl(pieces, whole) < tolerance, name
 
 
 def test_greedy_decoding_repeats_what_scoring_predicts(bench: Bench) -> None:
@@ -218,32 +226,127 @@ def test_held_out_shares_are_counted(bench: Bench) -> None:
     assert all(share.saturated > 0.9 for share in shares)
 
 
+@dataclasses.dataclass
+class Tap:
+    """Records what one layer was given and gave, around the attention that does it."""
+
+    inner: StoringAttention
+    layer_idx: int
+    seen: list[tuple[AttentionCall, torch.Tensor]] = dataclasses.field(default_factory=list)
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        output = self.inner.attend(call)
+        if call.layer_idx == self.layer_idx:
+            self.seen.append((call, output))
+        return output
+
+
+@pytest.mark.parametrize("scaling", list(Scaling))
+def test_attention_numerics_are_those_written_down(bench: Bench, scaling: Scaling) -> None:
+    """Q, K, V and P through E4M3 in numpy, by the definition: q_scale is its group's largest, P has 2^8 on top."""
+    index, spec = bench.spec.num_layers - 1, bench.spec
+    layer = spec.layers[index]
+    arm = bench.arm(CachePolicy.fp8(spec.num_layers, scaling))
+    storages = layer_storages(arm, spec, torch.bfloat16, "attention", torch.device("cpu"))
+    tap = Tap(StoringAttention(storages, 20), index)
+    bench.engine._model.forward_hidden(torch.tensor([tiny.prompt(20)]), tap)
+    ((call, output),) = tap.seen
+    own = bench.scales[scaling].layers[index] if scaling is not Scaling.UNIT else None
+    group = layer.queries_per_kv_head
+
+    def stored(values: torch.Tensor, scales: tuple[float, ...] | None) -> np.ndarray[Any, Any]:
+        scale = np.array(scales or (1.0,), np.float32)[:, None, None]
+        return np.asarray(e4m3.decode(e4m3.encode(values[0].numpy() / scale)) * scale)
+
+    q_scale = (
+        None
+        if own is None
+        else own.q
+        if len(own.q) == 1
+        else tuple(max(own.q[h - h % group : h - h % group + group]) for h in range(layer.num_attention_heads))
+    )
+    q = stored(call.query, q_scale)
+    k, v = stored(call.key, own.k if own else None), stored(call.value, own.v if own else None)
+    for h in range(layer.num_attention_heads):
+        scores = q[h] @ k[h // group].T * call.scaling
+        if call.softcap is not None:
+            scores = call.softcap * np.tanh(scores / call.softcap)
+        scores[np.triu_indices(20, 1)] = -np.inf
+        sink = -np.inf if call.sinks is None else float(call.sinks[h])
+        top = np.maximum(scores.max(axis=1, keepdims=True), sink)
+        p = np.exp(scores - top)
+        total = p.sum(axis=1, keepdims=True) + np.exp(sink - top)
+        want = e4m3.decode(e4m3.encode(p * 256)) / 256 @ v[h // group] / total
+        assert np.abs(output[0, h].numpy() - want).mean() < 1e-3 * np.abs(want).mean() + 1e-6
+
+
 @pytest.mark.parametrize("numerics", ["storage", "attention"])
-def test_numerics_differ_only_where_the_layer_is_fp8(tmp_path: Path, numerics: str) -> None:
+def test_the_bound_and_the_probes_share_the_numerics_of_fp8(tmp_path: Path, numerics: str) -> None:
+    """On a healthy model scales win nothing: the bound drifts about as far as FP8 does, Q and P included."""
+    spec = tiny.save(tiny.llama(), tmp_path)
+    with open_engine(tmp_path, spec, numerics=numerics, device="cpu", threads=1) as engine:
+        stats = engine.observe([tiny.prompt(200, seed=2)], (0,), quiet)
+        bench = Bench(
+            engine, tmp_path, stats, {s: fit_scales(stats, spec, s) for s in Scaling if s is not Scaling.UNIT}
+        )
+        assert engine.info().numerics == numerics
+        reference = bench.score(CachePolicy.native(3), 200)
+        fp8 = mean_kl(bench.score(CachePolicy.fp8(3, Scaling.PER_HEAD), 200), reference)
+        bound = mean_kl(bench.score(CachePolicy.uniform(3, Mantissa()), 200), reference)
+        assert bound == pytest.approx(fp8, rel=0.5)
+        every_head = CachePolicy.uniform(3, Fp8(Scaling.PER_HEAD, (0, 1)))
+        assert mean_kl(bench.score(every_head, 200), reference) == pytest.approx(fp8, rel=1e-6)
+
+
+def test_numerics_leave_native_layers_alone_and_cost_more_elsewhere(tmp_path: Path) -> None:
     spec = tiny.save(tiny.llama(), tmp_path)
     responses = {}
-    for kind in ("storage", numerics):
-        with open_engine(tmp_path, spec, numerics=kind, device="cpu", threads=1) as engine:
-            assert engine.info().numerics == kind
+    for numerics in ("storage", "attention"):
+        with open_engine(tmp_path, spec, numerics=numerics, device="cpu", threads=1) as engine:
             for name, policy in (("native", CachePolicy.native(3)), ("fp8", CachePolicy.fp8(3, Scaling.UNIT))):
                 with engine.open(Arm(name, policy)) as session:
-                    responses[kind, name] = session.score(ScoreRequest("x", tiny.prompt(32), 16)).nll
-    assert responses["storage", "native"] == responses[numerics, "native"]
-    assert (responses["storage", "fp8"] == responses[numerics, "fp8"]) is (numerics == "storage")
+                    responses[numerics, name] = session.score(ScoreRequest("x", tiny.prompt(200), 100))
+                    assert [len(q) for q in session.applied().q_scales] == [
+                        6 if (numerics, name) == ("attention", "fp8") else 0
+                    ] * 3
+    assert responses["storage", "native"].nll == responses["attention", "native"].nll
+    drift = {n: mean_kl(responses[n, "fp8"], responses[n, "native"]) for n in ("storage", "attention")}
+    assert drift["attention"] > 1.1 * drift["storage"]
 
 
-def test_a_layer_that_overflows_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("projection", "name"), [("k_proj", "K"), ("v_proj", "V")])
+@pytest.mark.parametrize("policy", [CachePolicy.native(3), CachePolicy.fp8(3, Scaling.UNIT)])
+def test_a_layer_that_overflows_is_named(tmp_path: Path, projection: str, name: str, policy: CachePolicy) -> None:
+    """Whole, in chunks, while generating, and while observing: saturation must not hide it."""
     spec = tiny.save(tiny.llama(), tmp_path)
     with open_engine(tmp_path, spec, numerics="storage", device="cpu", threads=1) as engine:
         layers: Any = engine._model.decoder_layers
-        layers[1].self_attn.k_proj.weight[0, 0] = float("inf")
-        with (
-            engine.open(Arm("bf16", CachePolicy.native(3))) as session,
-            pytest.raises(NonFinite, match="layer 1"),
-        ):
-            session.score(ScoreRequest("x", tiny.prompt(20), 10))
-        with pytest.raises(NonFinite, match="K of layer 1"):
+        getattr(layers[1].self_attn, projection).weight[0, 0] = float("inf")
+        said = pytest.raises(NonFinite, match=f"{name} of layer 1")
+        for chunk in (None, 7):
+            with engine.open(Arm("x", policy, prefill_chunk=chunk)) as session, said:
+                session.score(ScoreRequest("x", tiny.prompt(20), 10))
+        with engine.open(Arm("x", policy)) as session, said:
+            session.generate([tiny.prompt(20)], 4)
+        with said:
             engine.observe([tiny.prompt(20)], (0,), quiet)
+
+
+def test_an_overflow_in_the_first_chunk_alone_is_not_forgotten(bench: Bench) -> None:
+    storages = layer_storages(
+        bench.arm(CachePolicy.fp8(bench.spec.num_layers, Scaling.UNIT)), bench.spec, torch.bfloat16, "storage",
+        torch.device("cpu"),
+    )  # fmt: skip
+    layer = bench.spec.layers[0]
+    attention = StoringAttention(storages, 4)
+    q, kv = (
+        torch.ones(1, layer.num_attention_heads, 1, layer.head_dim),
+        torch.ones(1, layer.num_kv_heads, 1, layer.head_dim),
+    )
+    attention.attend(AttentionCall(0, q, kv, kv * float("inf"), 1.0, None, None))
+    attention.attend(AttentionCall(0, q, kv, kv, 1.0, None, None))
+    with pytest.raises(NonFinite, match="V of layer 0"):
+        attention.check_finite()
 
 
 def test_arms_that_cannot_be_are_refused(bench: Bench) -> None:
