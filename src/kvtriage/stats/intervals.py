@@ -2,6 +2,11 @@
 
 Two arms read the same items, so an item's difficulty cancels in the difference of its two
 scores. What is left is a one-sample problem: the mean of the differences and Student's t.
+
+Student's interval takes the spread from the readings, and a few equal readings have none to
+give: two items on which a count came out the same do not make it certain. So fewer than
+`FEWEST_EQUAL` equal readings have no interval. A share of yes and no, a needle found or not,
+has its spread from the share itself and gets Wilson's interval.
 """
 
 from __future__ import annotations
@@ -12,15 +17,21 @@ from dataclasses import dataclass
 
 from scipy.special import stdtrit  # type: ignore[import-untyped]
 
-__all__ = ["MOST_ITEMS", "Interval", "items_needed", "paired_interval", "t_quantile"]
+__all__ = ["FEWEST_EQUAL", "MOST_ITEMS", "Interval", "items_needed", "paired_interval", "share_interval", "t_quantile"]
+
+FEWEST_EQUAL = 4
+"""So many equal readings say that the spread is small; fewer leave it unknown."""
 
 MOST_ITEMS = 100_000
 """Beyond this many items the mean sits on the threshold, and no honest count can be given."""
 
+_ROUNDING = 1e-12
+"""Readings that differ by less than this share of themselves are equal."""
+
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its two-sided interval. One item gives an interval from -inf to inf."""
+    """A mean with its two-sided interval; -inf to inf where the items leave the spread unknown."""
 
     mean: float
     low: float
@@ -29,6 +40,14 @@ class Interval:
     sd: float
     """Standard deviation of one difference (n − 1 in the denominator); NaN for one item."""
     confidence: float
+
+    @property
+    def bounded(self) -> bool:
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+    @property
+    def holds_zero(self) -> bool:
+        return self.low <= 0 <= self.high
 
 
 def t_quantile(dof: float, confidence: float) -> float:
@@ -45,7 +64,8 @@ def t_quantile(dof: float, confidence: float) -> float:
 def paired_interval(differences: Sequence[float], confidence: float) -> Interval:
     """Mean and Student interval of per-item differences [n].
 
-    The sums are exact (`math.fsum`), so the order of the items does not matter.
+    The sums are exact (`math.fsum`), so the order of the items does not matter. One item has
+    no interval, and neither have fewer than `FEWEST_EQUAL` that are equal.
     Raises ValueError when there are none, or when one of them is not finite.
     """
     n = len(differences)
@@ -57,15 +77,32 @@ def paired_interval(differences: Sequence[float], confidence: float) -> Interval
     if n == 1:
         return Interval(mean, -math.inf, math.inf, 1, math.nan, confidence)
     sd = math.sqrt(math.fsum((value - mean) ** 2 for value in differences) / (n - 1))
+    if n < FEWEST_EQUAL and max(differences) - min(differences) <= _ROUNDING * max(map(abs, differences)):
+        return Interval(mean, -math.inf, math.inf, n, sd, confidence)
     half = t_quantile(n - 1, confidence) * sd / math.sqrt(n)
     return Interval(mean, mean - half, mean + half, n, sd, confidence)
+
+
+def share_interval(hits: int, n: int, confidence: float) -> Interval:
+    """Wilson's interval of a share, `hits` of `n`: never outside 0 to 1, and never without width.
+
+    Raises ValueError unless 0 ≤ hits ≤ n and n > 0.
+    """
+    if not 0 <= hits <= n or n == 0:
+        raise ValueError(f"{hits} of {n} is not a share")
+    z2 = t_quantile(math.inf, confidence) ** 2
+    share = hits / n
+    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = math.sqrt(z2 * (share * (1 - share) / n + z2 / (4 * n * n))) / (1 + z2 / n)
+    sd = math.sqrt(share * (1 - share) * n / (n - 1)) if n > 1 else math.nan
+    return Interval(share, max(centre - half, 0.0), min(centre + half, 1.0), n, sd, confidence)
 
 
 def items_needed(interval: Interval, threshold: float) -> int | None:
     """Fewest items whose half-width would fall below |threshold − mean|, all else equal.
 
-    None when it cannot be known: one item only, a mean on the threshold, or more than
-    `MOST_ITEMS`.
+    At least `FEWEST_EQUAL` where all that are there are equal. None when it cannot be known:
+    one item only, a mean on the threshold, or more than `MOST_ITEMS`.
     """
     gap = abs(threshold - interval.mean)
     if math.isnan(interval.sd) or gap == 0:
@@ -83,4 +120,4 @@ def items_needed(interval: Interval, threshold: float) -> int | None:
             settled = middle
         else:
             unsettled = middle
-    return settled
+    return settled if interval.bounded else max(settled, FEWEST_EQUAL)

@@ -10,7 +10,8 @@ Both are least squares with the coefficients' covariance, so that whatever follo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from kvtriage.stats.intervals import t_quantile
 
-__all__ = ["Line", "Parabola", "Ratio", "fit_itl", "fit_ttft", "ratio_at"]
+__all__ = ["Line", "Parabola", "Ratio", "fit_generations", "fit_itl", "fit_ttft", "ratio_at"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,18 @@ def fit_itl(context_len: Sequence[float], itl_s: Sequence[float]) -> Line:
     """
     (slope, intercept), covariance, dof = _least_squares(context_len, itl_s, degree=1)
     return Line(slope, intercept, float(covariance[0, 0]), float(covariance[1, 1]), float(covariance[0, 1]), dof)
+
+
+def fit_generations(generations: Iterable[tuple[int, Sequence[float]]]) -> Line | None:
+    """ITL line through (context length in tokens, raw seconds of each step) of some generations.
+
+    One point, the median step, per generation: steps of one generation share whatever
+    disturbed it and are not independent. None for fewer than two different context lengths.
+    """
+    points = [(float(context_len), statistics.median(step_s)) for context_len, step_s in generations]
+    if len({context_len for context_len, _ in points}) < 2:
+        return None
+    return fit_itl([context_len for context_len, _ in points], [itl_s for _, itl_s in points])
 
 
 def fit_ttft(context_len: Sequence[float], ttft_s: Sequence[float]) -> Parabola:

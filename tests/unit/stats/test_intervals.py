@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats  # type: ignore[import-untyped]
 
-from kvtriage.stats.intervals import MOST_ITEMS, items_needed, paired_interval, t_quantile
+from kvtriage.stats.intervals import (
+    FEWEST_EQUAL,
+    MOST_ITEMS,
+    items_needed,
+    paired_interval,
+    share_interval,
+    t_quantile,
+)
 
 DIFFERENCES = st.lists(st.floats(-100, 100, allow_subnormal=False), min_size=2, max_size=30)
 
@@ -17,6 +24,10 @@ DIFFERENCES = st.lists(st.floats(-100, 100, allow_subnormal=False), min_size=2, 
 def test_agrees_with_scipy(differences: list[float], confidence: float) -> None:
     interval = paired_interval(differences, confidence)
     sem = np.std(differences, ddof=1) / math.sqrt(len(differences))
+    if not interval.bounded:
+        assert len(differences) < FEWEST_EQUAL
+        assert np.ptp(differences) <= 1e-9 * np.abs(differences).max()
+        return
     if sem < 1e-9:
         assert interval.high - interval.low == pytest.approx(0, abs=1e-6)
         return
@@ -45,11 +56,38 @@ def test_one_item_has_no_bounds() -> None:
     assert items_needed(interval, 0.05) is None
 
 
-def test_no_variance_leaves_no_width() -> None:
-    interval = paired_interval([0.25, 0.25, 0.25], 0.95)
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_few_equal_items_decide_nothing(n: int) -> None:
+    interval = paired_interval([0.25] * n, 0.95)
+    assert (interval.mean, interval.low, interval.high, interval.bounded) == (0.25, -math.inf, math.inf, False)
+    assert items_needed(interval, 0.05) == FEWEST_EQUAL
+    assert items_needed(interval, 0.25) is None
+
+
+def test_equal_but_for_rounding_is_equal() -> None:
+    assert not paired_interval([0.1 + 0.2, 0.3], 0.95).bounded
+
+
+def test_enough_equal_items_leave_no_width() -> None:
+    interval = paired_interval([0.25] * FEWEST_EQUAL, 0.95)
     assert (interval.low, interval.mean, interval.high, interval.sd) == (0.25, 0.25, 0.25, 0.0)
     assert items_needed(interval, 0.05) == 2
-    assert items_needed(interval, 0.25) is None
+
+
+@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.5, 0.999))
+def test_a_share_has_wilsons_interval(counted: tuple[int, int], confidence: float) -> None:
+    hits, n = counted
+    interval = share_interval(hits, n, confidence)
+    wilson = stats.binomtest(hits, n).proportion_ci(confidence, method="wilson")
+    assert interval.mean == hits / n
+    assert (interval.low, interval.high) == pytest.approx((wilson.low, wilson.high), abs=1e-9)
+    assert interval.high > interval.low
+
+
+@pytest.mark.parametrize(("hits", "n"), [(0, 0), (3, 2), (-1, 2)])
+def test_what_is_not_a_share_is_refused(hits: int, n: int) -> None:
+    with pytest.raises(ValueError, match="not a share"):
+        share_interval(hits, n, 0.95)
 
 
 @pytest.mark.parametrize("differences", [[], [0.1, math.nan], [math.inf, 0.1]])
@@ -83,4 +121,5 @@ def test_items_needed_are_just_enough(differences: list[float], threshold: float
         assert gap == 0 or half_width(MOST_ITEMS) >= gap * (1 - 1e-9)
     else:
         assert half_width(needed) < gap * (1 + 1e-9)
-        assert needed == 2 or half_width(needed - 1) >= gap * (1 - 1e-9)
+        fewest = 2 if interval.bounded else FEWEST_EQUAL
+        assert needed == fewest or half_width(needed - 1) >= gap * (1 - 1e-9)

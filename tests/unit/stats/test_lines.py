@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats  # type: ignore[import-untyped]
 
-from kvtriage.stats.lines import Line, fit_itl, fit_ttft, ratio_at
+from kvtriage.stats.lines import Line, fit_generations, fit_itl, fit_ttft, ratio_at
 
 CONTEXTS = [128.0, 128.0, 512.0, 512.0, 1024.0, 1024.0, 2048.0, 2048.0]
 
@@ -90,3 +90,13 @@ def test_ratio_interval_covers_the_truth() -> None:
 def test_a_line_below_zero_has_no_ratio() -> None:
     with pytest.raises(ValueError, match="not positive"):
         ratio_at(Line.known(1e-5, 0.01), Line.known(-1e-5, 0.01), 2048, 0.95)
+
+
+def test_a_generation_is_one_point_at_its_median_step() -> None:
+    """The slow first step of each does not bend the line."""
+    generations = [(n, (9.0, 1e-5 * n + 0.01, 1e-5 * n + 0.01)) for n in (100, 200, 400)]
+    line = fit_generations(generations)
+    assert line is not None
+    assert (line.slope, line.intercept, line.dof) == pytest.approx((1e-5, 0.01, 1.0))
+    assert fit_generations(generations[:1]) is None
+    assert fit_generations([]) is None
