@@ -19,6 +19,7 @@ from kvtriage import __version__
 from kvtriage.checkpoints.model_folder import ModelFolder, load_model_folder
 from kvtriage.checkpoints.overlay import read_scales, write_overlay
 from kvtriage.cli.case import CHECKPOINT, CHECKPOINT_PER_TENSOR, CaseFolder
+from kvtriage.cli.options import Machine
 from kvtriage.cli.sources import load_data
 from kvtriage.cli.terminal import say, stage
 from kvtriage.engines.base import Engine, Tokenizer
@@ -51,7 +52,6 @@ from kvtriage.tasks.split import Split, split_corpus
 
 __all__ = [
     "Job",
-    "Machine",
     "OpenEngine",
     "Subject",
     "Wiring",
@@ -66,15 +66,6 @@ __all__ = [
     "run_diagnose",
     "run_report",
 ]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """How to run, which is no part of what is asked."""
-
-    device: str | None
-    threads: int | None
-    trust_remote_code: bool
 
 
 class OpenEngine(Protocol):

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-__all__ = ["case_argument", "machine_options"]
+__all__ = ["Machine", "case_argument", "machine_options"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How to run, which is no part of what is asked."""
+
+    device: str | None
+    threads: int | None
+    trust_remote_code: bool
 
 
 def case_argument(command: _Command) -> _Command:
@@ -18,8 +29,16 @@ def case_argument(command: _Command) -> _Command:
     return click.argument("case_path", metavar="CASE", type=click.Path(path_type=Path))(command)
 
 
-def machine_options(command: _Command) -> _Command:
-    """How the engine runs, which is no part of what is asked of it."""
+def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--device, --threads and --trust-remote-code, which reach the command as one `machine`."""
+
+    @functools.wraps(command)
+    def with_machine(
+        *args: Any, device: str | None, threads: int | None, trust_remote_code: bool, **kwargs: Any
+    ) -> Any:
+        return command(*args, machine=Machine(device, threads, trust_remote_code), **kwargs)
+
+    wrapped: Callable[..., Any] = with_machine
     for option in (
         click.option(
             "--trust-remote-code", is_flag=True, help="Run Python code that the model folder brings. Read it first."
@@ -27,5 +46,5 @@ def machine_options(command: _Command) -> _Command:
         click.option("--threads", type=click.IntRange(min=1), help="Threads of the CPU engine.  [default: all cores]"),
         click.option("--device", metavar="NAME", help="cpu or cuda.  [default: cuda where torch sees one]"),
     ):
-        command = option(command)
-    return command
+        wrapped = option(wrapped)
+    return wrapped

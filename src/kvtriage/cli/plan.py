@@ -16,6 +16,7 @@ import click
 
 from kvtriage.checkpoints.json_file import read_object
 from kvtriage.cli.plan_text import describe_layers, render_plan
+from kvtriage.cli.sources import CONFIG_ALONE, resolve_model
 from kvtriage.errors import ModelError, StudyError
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.price import capacity_tokens, price_policy
@@ -119,14 +120,8 @@ def build_policy(spec: CacheSpec, scaling: str, skip: Iterable[int]) -> CachePol
 def load_config(source: str) -> dict[str, object]:
     """The parsed config.json of a folder, a file, a `demo:` model or a hub id. Raises ModelError."""
     path = Path(source)
-    if source and path.exists():
-        return _read_config(path / "config.json" if path.is_dir() else path)
-    if source.startswith("demo:"):
-        return _read_config(_demo_folder(source) / "config.json")
-    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", source):
-        return _read_config(_fetch_config(source))
-    raise ModelError(
-        f"there is no model at {source!a}", hint="give a model folder, a config.json, a demo: model or a hub id"
+    return _read_config(
+        path if path.is_file() else resolve_model(source, _report, hub_files=CONFIG_ALONE) / "config.json"
     )
 
 
@@ -137,35 +132,8 @@ def _read_config(path: Path) -> dict[str, object]:
     return config
 
 
-def _demo_folder(name: str) -> Path:
-    try:
-        from kvtriage.engines.embedded.demo import prepare_demo_model
-    except ImportError as error:
-        raise ModelError(
-            f"{name} cannot be set up: {error.name} is not installed", hint="pip install 'kvtriage[engine,demo]'"
-        ) from error
-    return prepare_demo_model(name, _report)
-
-
 def _report(what: str, done: int, total: int) -> None:
     click.echo(f"{what} {done}/{total}", err=True)
-
-
-def _fetch_config(repo_id: str) -> Path:
-    try:
-        from huggingface_hub import hf_hub_download
-    except ImportError as error:
-        raise ModelError(
-            f"there is no folder {repo_id} here, and huggingface_hub is not installed to look for it online",
-            hint="pip install 'kvtriage[engine]', or give the path of a folder or a config.json",
-        ) from error
-    try:
-        return Path(hf_hub_download(repo_id, "config.json"))
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"there is no folder {repo_id} here, and its config.json could not be fetched from the hub",
-            hint="check the name and the connection, or give the path of a folder or a config.json",
-        ) from error
 
 
 # --- the answer -------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import click
 from kvtriage.cli.case import check_folder, open_case
 from kvtriage.cli.dry_run import print_dry_run
 from kvtriage.cli.job import (
-    Machine,
     Subject,
     Wiring,
     embedded,
@@ -24,7 +23,7 @@ from kvtriage.cli.job import (
     run_diagnose,
     run_report,
 )
-from kvtriage.cli.options import machine_options
+from kvtriage.cli.options import Machine, machine_options
 from kvtriage.cli.settings import Override, load_study, parse_buckets, parse_memory
 from kvtriage.cli.sources import DEMO_DATA, resolve_data, resolve_model
 from kvtriage.cli.summary import render_verdict
@@ -76,9 +75,7 @@ def run_command(
     quick: bool,
     until: str,
     dry_run: bool,
-    device: str | None,
-    threads: int | None,
-    trust_remote_code: bool,
+    machine: Machine,
 ) -> int:
     """The whole job: plan, calibrate, diagnose, ablate, decide, report.
 
@@ -91,7 +88,6 @@ def run_command(
       kvtriage run demo:gemma3-270m --data demo:english --out case/
     """
     room = embedded if wiring is None else wiring
-    machine = Machine(device, threads, trust_remote_code)
     given: dict[str, Override | None] = {
         "buckets": buckets,
         "items_per_bucket": items,

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvtriage.errors import DataError, ModelError
 from kvtriage.stages import Reporter
 
-__all__ = ["DEMO_DATA", "load_data", "resolve_data", "resolve_model"]
+__all__ = ["CONFIG_ALONE", "DEMO_DATA", "load_data", "resolve_data", "resolve_model"]
 
 DEMO_DATA = "demo:english"
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab.txt"]
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab.txt")
 """Weights, configuration and tokenizer; never code, never a pickle."""
+CONFIG_ALONE = ("config.json",)
+"""All that a price needs."""
 
 
-def resolve_model(source: str, report: Reporter) -> Path:
-    """A folder, `demo:NAME`, or a hub id → the folder's absolute path. Raises ModelError, StorageError."""
+def resolve_model(source: str, report: Reporter, *, hub_files: Sequence[str] = _MODEL_FILES) -> Path:
+    """A folder, `demo:NAME`, or a hub id → the folder's absolute path.
+
+    Of a hub repository only `hub_files` are fetched. Raises ModelError, StorageError.
+    """
     if source.startswith("demo:"):
         return _prepare_demo(source, report)
     path = Path(source)
-    if path.is_dir():
+    if source and path.is_dir():
         return path.resolve()
-    if path.exists():
+    if source and path.exists():
         raise ModelError(f"{source} is a file", hint="name the folder that holds config.json and the safetensors files")
     if _HUB_ID.fullmatch(source):
-        return _download(source)
+        return _download(source, hub_files)
     raise ModelError(
-        f"there is no model folder {source}",
+        f"there is no model folder {source!a}",
         hint="name a Hugging Face folder, a hub id such as Qwen/Qwen3-0.6B, or demo:gemma3-270m",
     )
 
@@ -44,7 +50,9 @@ def _prepare_demo(source: str, report: Reporter) -> Path:
     return prepare_demo_model(source, report)
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, files: Sequence[str]) -> Path:
+    """The snapshot's folder. Even for one file it is asked for as a snapshot: without a network that
+    is refused after one attempt, where hf_hub_download tries six times over 23 seconds."""
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -52,7 +60,7 @@ def _download(hub_id: str) -> Path:
             f"there is no folder {hub_id}, and hub ids need huggingface_hub", hint="pip install 'kvtriage[engine]'"
         ) from error
     try:
-        folder = snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"])
+        folder = snapshot_download(hub_id, allow_patterns=list(files), ignore_patterns=["*/*"])
     except Exception as error:  # the hub's client raises its transport's errors, which change between releases
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(

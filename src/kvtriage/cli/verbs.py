@@ -11,7 +11,6 @@ from kvtriage.cli.case import open_case
 from kvtriage.cli.dry_run import print_dry_run
 from kvtriage.cli.job import (
     Job,
-    Machine,
     Wiring,
     embedded,
     open_job,
@@ -22,7 +21,7 @@ from kvtriage.cli.job import (
     run_diagnose,
     run_report,
 )
-from kvtriage.cli.options import case_argument, machine_options
+from kvtriage.cli.options import Machine, case_argument, machine_options
 from kvtriage.cli.summary import render_verdict
 from kvtriage.records.case import Plan, ScaleRecord, Sensitivities
 
@@ -42,45 +41,28 @@ CANNOT_TELL = 3
 @case_argument
 @machine_options
 @click.pass_obj
-def calibrate_command(
-    wiring: Callable[[], Wiring] | None,
-    case_path: Path,
-    device: str | None,
-    threads: int | None,
-    trust_remote_code: bool,
-) -> None:
+def calibrate_command(wiring: Callable[[], Wiring] | None, case_path: Path, machine: Machine) -> None:
     """Observe Q, K and V on the calibration text; write scales.json and two checkpoints for vLLM.
 
     \b
     Example:
       kvtriage calibrate case/
     """
-    _with_job(wiring, case_path, Machine(device, threads, trust_remote_code), lambda job: run_calibrate(job))
+    _with_job(wiring, case_path, machine, run_calibrate)
 
 
 @click.command("diagnose")
 @case_argument
 @machine_options
 @click.pass_obj
-def diagnose_command(
-    wiring: Callable[[], Wiring] | None,
-    case_path: Path,
-    device: str | None,
-    threads: int | None,
-    trust_remote_code: bool,
-) -> None:
+def diagnose_command(wiring: Callable[[], Wiring] | None, case_path: Path, machine: Machine) -> None:
     """Measure what FP8 costs in each layer, head and attention type alone; write sensitivities.json.
 
     \b
     Example:
       kvtriage diagnose case/
     """
-    _with_job(
-        wiring,
-        case_path,
-        Machine(device, threads, trust_remote_code),
-        lambda job: run_diagnose(job, job.case.need(ScaleRecord)),
-    )
+    _with_job(wiring, case_path, machine, lambda job: run_diagnose(job, job.case.need(ScaleRecord)))
 
 
 @click.command("ablate")
@@ -88,14 +70,7 @@ def diagnose_command(
 @click.option("--dry-run", is_flag=True, help="Print the arms, their tokens and the time they take; write nothing.")
 @machine_options
 @click.pass_obj
-def ablate_command(
-    wiring: Callable[[], Wiring] | None,
-    case_path: Path,
-    dry_run: bool,
-    device: str | None,
-    threads: int | None,
-    trust_remote_code: bool,
-) -> None:
+def ablate_command(wiring: Callable[[], Wiring] | None, case_path: Path, dry_run: bool, machine: Machine) -> None:
     """Measure BF16 and every FP8 arm on the same items; write trials.jsonl and evidence.json.
 
     Trials are appended as they come. Killed at any point, the same command goes on.
@@ -112,7 +87,7 @@ def ablate_command(
         else:
             run_ablate(job, scales, sensitivities)
 
-    _with_job(wiring, case_path, Machine(device, threads, trust_remote_code), work)
+    _with_job(wiring, case_path, machine, work)
 
 
 @click.command("decide")

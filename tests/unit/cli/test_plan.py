@@ -232,7 +232,7 @@ def test_an_unsupported_model_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", ["", "nowhere", "./org/name", "/no/such/folder", "../x/y", "a/b/c", "a\x00b"])
 def test_no_such_model(source: str) -> None:
-    assert "there is no model at" in refusal(source).message
+    assert "there is no model folder" in refusal(source).message
 
 
 def test_a_folder_without_config(tmp_path: Path) -> None:
@@ -249,27 +249,16 @@ def test_memory_that_is_none(gpt_oss: Path, memory: str) -> None:
     assert "is not an amount of memory" in refusal(str(gpt_oss), "--memory", memory).message
 
 
-def test_a_hub_id_is_fetched_as_one_file(gpt_oss: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, str]] = []
+def test_of_a_hub_id_the_config_alone_is_fetched(gpt_oss: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, object]] = []
 
-    def download(repo_id: str, filename: str) -> str:
-        asked.append((repo_id, filename))
-        return str(gpt_oss)
+    def download(repo_id: str, **options: object) -> str:
+        asked.append((repo_id, options["allow_patterns"]))
+        return str(gpt_oss.parent)
 
-    monkeypatch.setitem(sys.modules, "huggingface_hub", _module(hf_hub_download=download))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", _module(snapshot_download=download))
     assert load_config("openai/gpt-oss-20b") == json.loads(gpt_oss.read_text())
-    assert asked == [("openai/gpt-oss-20b", "config.json")]
-
-
-def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(repo_id: str, filename: str) -> str:
-        raise ConnectionError("offline")
-
-    monkeypatch.setitem(sys.modules, "huggingface_hub", _module(hf_hub_download=download))
-    error = refusal("openai/gpt-oss-20b")
-    assert "no folder openai/gpt-oss-20b here" in error.message
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert "huggingface_hub is not installed" in refusal("openai/gpt-oss-20b").message
+    assert asked == [("openai/gpt-oss-20b", ["config.json"])]
 
 
 def test_a_demo_model_is_prepared(gpt_oss: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +30,7 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
         resolve_model(str(tmp_path / "m"), _silent)
 
 
-@pytest.mark.parametrize("source", ["/nowhere/at/all", "./m", "../a/b", "a/b/c", "m"])
+@pytest.mark.parametrize("source", ["/nowhere/at/all", "./m", "../a/b", "a/b/c", "a/..", "m", ""])
 def test_what_is_neither_folder_nor_hub_id_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
@@ -63,6 +65,24 @@ def test_a_hub_that_does_not_answer_is_a_model_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     with pytest.raises(ModelError, match=r"did not deliver it: no route to the hub$"):
         resolve_model("org/model-1B", _silent)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ModelError, match="hub ids need huggingface_hub"):
+        resolve_model("org/model-1B", _silent)
+
+
+def test_without_a_network_a_hub_id_is_refused_at_once(tmp_path: Path) -> None:
+    """The real client, at an address where nobody listens: its retries would take 23 seconds."""
+    offline = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "kvtriage", "plan", "org/model-1B"],
+        env={**os.environ, **offline},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=15,
+    )
+    assert done.returncode == 2
+    assert "there is no folder org/model-1B, and the hub did not deliver it" in done.stderr
 
 
 def test_data_is_named_absolutely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
