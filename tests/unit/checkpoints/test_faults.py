@@ -23,9 +23,9 @@ from transformers import (
 
 from kvtriage.checkpoints.attention_weights import open_attention
 from kvtriage.checkpoints.faults import FAULTS, TRUTH_NAME, Planted, UnsupportedFault, plant
+from kvtriage.checkpoints.faults.v_estimate import v_rms
 from kvtriage.checkpoints.model_folder import ModelFolder, load_model_folder
 from kvtriage.checkpoints.safetensors_file import read_header
-from kvtriage.checkpoints.v_estimate import v_rms
 from kvtriage.errors import BadInput, StorageError
 from kvtriage.fp8.e4m3 import decode, encode
 from kvtriage.kvcache.policy import Scaling
@@ -447,7 +447,7 @@ def test_a_full_disk_leaves_nothing(make_base: BaseMaker, tmp_path: Path, monkey
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kvtriage.checkpoints.faults.write_shard", full)
+    monkeypatch.setattr("kvtriage.checkpoints.faults.writing.write_shard", full)
     with pytest.raises(StorageError, match="No space left"):
         planted(make_base("llama"), "v_underflow", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
