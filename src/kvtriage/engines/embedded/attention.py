@@ -24,8 +24,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvtriage.engines.embedded.codec import to_e4m3
+from kvtriage.errors import EngineError
+from kvtriage.kvcache.spec import LayerSpec
 
-__all__ = ["ATTENTION", "Attention", "AttentionCall", "attend", "attention_function", "register"]
+__all__ = ["ATTENTION", "Attention", "AttentionCall", "attend", "attention_function", "check_geometry", "register"]
 
 ATTENTION = "kvtriage"
 _P_OFFSET = 256.0
@@ -44,6 +46,8 @@ class AttentionCall:
     softcap: float | None
     sinks: Tensor | None
     """One extra logit per query head: [H]."""
+    window_tokens: int | None
+    """The sliding window that the model itself asks for."""
 
 
 class Attention(Protocol):
@@ -63,12 +67,13 @@ def attention_function(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
     **_ignored: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface. The mask is not used: positions say it all."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer_idx: int = module.layer_idx  # type: ignore[assignment]
-    output = kvtriage.attend(AttentionCall(layer_idx, query, key, value, scale, softcap, s_aux))
+    output = kvtriage.attend(AttentionCall(layer_idx, query, key, value, scale, softcap, s_aux, sliding_window))
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -79,14 +84,27 @@ def register() -> None:
     AttentionInterface.register(ATTENTION, attention_function)
 
 
-def attend(call: AttentionCall, window_tokens: int | None, fp8_heads: Tensor | None = None) -> Tensor:
+def check_geometry(call: AttentionCall, layer: LayerSpec) -> None:
+    """Raises EngineError when the model that runs is not the one that config.json was read as."""
+    runs = (call.query.shape[1], call.key.shape[1], call.key.shape[3], call.value.shape[3], call.window_tokens)
+    read = (layer.num_attention_heads, layer.num_kv_heads, layer.head_dim, layer.head_dim_v, layer.window_tokens)
+    if runs != read:
+        raise EngineError(
+            f"layer {call.layer_idx} runs with (query heads, KV heads, head_dim, head_dim_v, window) {runs}, "
+            f"config.json was read as {read}",
+            hint="kvtriage reads this architecture differently from transformers; please report the config.json",
+        )
+
+
+def attend(call: AttentionCall, fp8_heads: Tensor | None = None) -> Tensor:
     """Causal attention of n queries over S ≥ n keys, the last n of which are the queries' own.
 
     The call's k [B, Hkv, S, D] and v [B, Hkv, S, Dv] are all that may be seen. A query sees itself
-    and the window_tokens − 1 positions before it. fp8_heads: KV heads whose probabilities go
-    through E4M3, boolean [Hkv]; None for none of them.
+    and the window_tokens − 1 positions before it; all before it without a window. fp8_heads: KV
+    heads whose probabilities go through E4M3, boolean [Hkv]; None for none of them.
     """
     query, key, value, scaling = call.query, call.key, call.value, call.scaling
+    window_tokens = call.window_tokens
     new, span = query.shape[2], key.shape[2]
     explicit = call.softcap is not None or call.sinks is not None or fp8_heads is not None
     if new == 1 and not explicit:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvtriage.engines.embedded.attention import AttentionCall, attend
+from kvtriage.engines.embedded.attention import AttentionCall, attend, check_geometry
 from kvtriage.engines.embedded.codec import round_mantissa
 from kvtriage.errors import NonFinite
 from kvtriage.fp8.e4m3 import SATURATES_ABOVE, SMALLEST_NORMAL, SUB_OCTAVES
@@ -30,9 +30,10 @@ class _Observer:
         self._spec = spec
 
     def attend(self, call: AttentionCall) -> Tensor:
+        check_geometry(call, self._spec.layers[call.layer_idx])
         for tensor, values in (("q", call.query), ("k", call.key), ("v", call.value)):
             self.look(call.layer_idx, tensor, values)
-        return attend(call, self._spec.layers[call.layer_idx].window_tokens)
+        return attend(call)
 
     def look(self, layer_idx: int, tensor: str, values: Tensor) -> None:
         raise NotImplementedError

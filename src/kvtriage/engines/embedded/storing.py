@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvtriage.engines.base import Applied, Arm
-from kvtriage.engines.embedded.attention import AttentionCall, attend
+from kvtriage.engines.embedded.attention import AttentionCall, attend, check_geometry
 from kvtriage.engines.embedded.cache import LayerCache
 from kvtriage.engines.embedded.codec import Codec, E4M3Codec, MantissaCodec, NativeCodec, PartialCodec
 from kvtriage.errors import NonFinite, PolicyNotApplied
@@ -161,6 +161,7 @@ class StoringAttention:
 
     def attend(self, call: AttentionCall) -> Tensor:
         storage = self._storages[call.layer_idx]
+        check_geometry(call, storage.spec)
         self._watch(call.layer_idx, "K", call.key)
         self._watch(call.layer_idx, "V", call.value)
         key, value = self._caches[call.layer_idx].append(call.key, call.value)
@@ -168,7 +169,7 @@ class StoringAttention:
         if storage.query is not None:
             query = storage.query.decode(storage.query.encode(query))
         seen = replace(call, query=query, key=key, value=value)
-        return attend(seen, storage.spec.window_tokens, storage.fp8_heads)
+        return attend(seen, storage.fp8_heads)
 
     def _watch(self, layer_idx: int, name: str, values: Tensor) -> None:
         """A sum of magnitudes is NaN or infinite if any element ever was; looked at once, at the end."""

@@ -50,8 +50,8 @@ def test_attend_is_the_definition(new: int, span: int, window: int | None, extra
     q, k, v = (torch.randn(1, heads, n, 8, generator=generator) for heads, n in ((4, new), (2, span), (2, span)))
     softcap = 3.0 if extra == "softcap" else None
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0]) if extra == "sinks" else None
-    call = AttentionCall(0, q, k, v, 0.4, softcap, sinks)
-    ours = attend(call, window, torch.tensor([True, True]) if fp8 else None)
+    call = AttentionCall(0, q, k, v, 0.4, softcap, sinks, window)
+    ours = attend(call, torch.tensor([True, True]) if fp8 else None)
     exact_q, exact_k, exact_v = (x[0].double().numpy() for x in (q, k, v))
     exact_sinks = None if sinks is None else sinks.double().numpy()
     want = reference(exact_q, exact_k, exact_v, 0.4, window, softcap, exact_sinks, fp8)
@@ -64,9 +64,9 @@ def test_attend_is_the_definition(new: int, span: int, window: int | None, extra
 def test_probabilities_are_quantised_in_the_heads_asked_for() -> None:
     generator = torch.Generator().manual_seed(4)
     q, k, v = (torch.randn(1, heads, 6, 8, generator=generator) for heads in (4, 2, 2))
-    call = AttentionCall(0, q, k, v, 0.4, None, None)
+    call = AttentionCall(0, q, k, v, 0.4, None, None, None)
     none, both, second = (
-        attend(call, None, heads) for heads in (None, torch.tensor([True, True]), torch.tensor([False, True]))
+        attend(call, heads) for heads in (None, torch.tensor([True, True]), torch.tensor([False, True]))
     )
     torch.testing.assert_close(second[:, :2], none[:, :2])
     torch.testing.assert_close(second[:, 2:], both[:, 2:])

@@ -16,7 +16,7 @@ from kvtriage.engines.base import Arm, ScoreRequest, ScoreResponse
 from kvtriage.engines.embedded.attention import AttentionCall
 from kvtriage.engines.embedded.engine import EmbeddedEngine, open_engine
 from kvtriage.engines.embedded.storing import StoringAttention, layer_storages
-from kvtriage.errors import BadInput, ModelError, NonFinite, PolicyNotApplied, StudyError
+from kvtriage.errors import BadInput, EngineError, ModelError, NonFinite, PolicyNotApplied, StudyError
 from kvtriage.fp8 import e4m3
 from kvtriage.fp8.e4m3 import MAX
 from kvtriage.fp8.scales import ScaleSet, fit_scales, fit_sub_octaves
@@ -343,10 +343,21 @@ def test_an_overflow_in_the_first_chunk_alone_is_not_forgotten(bench: Bench) -> 
         torch.ones(1, layer.num_attention_heads, 1, layer.head_dim),
         torch.ones(1, layer.num_kv_heads, 1, layer.head_dim),
     )
-    attention.attend(AttentionCall(0, q, kv, kv * float("inf"), 1.0, None, None))
-    attention.attend(AttentionCall(0, q, kv, kv, 1.0, None, None))
+    for value in (kv * float("inf"), kv):
+        attention.attend(AttentionCall(0, q, kv, value, 1.0, None, None, layer.window_tokens))
     with pytest.raises(NonFinite, match="V of layer 0"):
         attention.check_finite()
+
+
+@pytest.mark.parametrize("change", [{"window_tokens": 9}, {"num_kv_heads": 4}, {"head_dim": 16}])
+def test_a_geometry_that_is_not_the_models_is_noticed(tmp_path: Path, change: dict[str, Any]) -> None:
+    spec = tiny.save(tiny.llama(), tmp_path)
+    layers = (spec.layers[0], dataclasses.replace(spec.layers[1], **change), spec.layers[2])
+    with open_engine(tmp_path, dataclasses.replace(spec, layers=layers), numerics="storage", device="cpu") as engine:
+        with pytest.raises(EngineError, match="layer 1 runs with"):
+            engine.observe([tiny.prompt(20)], (0,), quiet)
+        with engine.open(Arm("bf16", CachePolicy.native(3))) as session, pytest.raises(EngineError, match="layer 1"):
+            session.score(ScoreRequest("x", tiny.prompt(20), 10))
 
 
 def test_arms_that_cannot_be_are_refused(bench: Bench) -> None:
