@@ -28,7 +28,6 @@ QUICK: dict[str, Override] = {
     "probe_tokens": 384,
     "latency_contexts": (128, 256, 512),
     "latency_repeats": 1,
-    "decode_tokens": 8,
 }
 """What --quick asks for: enough to see the whole path, seldom enough to decide."""
 

@@ -266,7 +266,7 @@ def _shorter_study(study: Study, longest: int) -> str:
     buckets = [bucket for bucket in study.buckets if bucket <= longest] or [short]
     probe_tokens = study.probe_tokens if study.probe_tokens <= longest else short
     changes = {
-        "score_tokens": buckets[0] // 2 if study.score_tokens >= buckets[0] else None,
+        "score_tokens": buckets[0] // 2 if study.score_tokens > buckets[0] // 2 else None,
         "calibration_tokens": short if study.calibration_tokens > longest else None,
         "probe_tokens": short if study.probe_tokens > longest else None,
         "probe_score_tokens": probe_tokens // 2 if study.probe_score_tokens >= probe_tokens else None,

@@ -21,7 +21,7 @@ class TextTask:
     unit: str = "nats per token"
 
     def items(self, split: Split, study: Study, tokenizer: Tokenizer) -> tuple[TaskItem, ...]:
-        """The last `study.score_tokens` of each item are scored, but at most half of it."""
+        """The last `study.score_tokens` of each item are scored; a valid study leaves at least half as context."""
         return tuple(
             TaskItem(
                 task=self.name,
@@ -29,7 +29,7 @@ class TextTask:
                 request=ScoreRequest(
                     item_id=item.item_id,
                     token_ids=item.token_ids,
-                    score_from=item.bucket - min(study.score_tokens, item.bucket // 2),
+                    score_from=item.bucket - study.score_tokens,
                 ),
             )
             for item in split.evaluation

@@ -85,9 +85,10 @@ def test_any_table_is_a_study_or_a_study_error(table: dict[str, object]) -> None
         ({"buckets": (8, 256)}, "buckets is 8"),
         ({"latency_contexts": ()}, "latency_contexts is empty"),
         ({"latency_contexts": (0, 128)}, "latency_contexts is 0"),
-        ({"score_tokens": 256}, "no context in bucket 256"),
+        ({"score_tokens": 129}, "score_tokens is 129, more than half of bucket 256"),
+        ({"buckets": (33,), "score_tokens": 17}, "score_tokens is 17, more than half of bucket 33"),
         ({"score_tokens": 0}, "score_tokens is 0"),
-        ({"probe_score_tokens": 768}, "no context in 768 tokens"),
+        ({"probe_score_tokens": 512}, "no context in 512 tokens"),
         ({"items_per_bucket": 0}, "items_per_bucket is 0"),
         ({"calibration_items": -1}, "calibration_items is -1"),
         ({"calibration_tokens": 4}, "calibration_tokens is 4"),
@@ -129,6 +130,7 @@ def test_contradictory_values_are_refused_by_name(changes: dict[str, Any], named
     [
         {"needle_depths": ()},
         {"needle_depths": (0.0, 1.0)},
+        {"score_tokens": 128},
         {"rule": Rule(latency_weight=0.0, capacity_floor_ratio=2.0)},
     ],
 )
@@ -149,13 +151,13 @@ def test_every_number_of_the_study_has_a_least_value() -> None:
 
 
 def test_texts_as_long_as_the_model_takes_are_fine() -> None:
-    check_context(Study(), 2048 + 16)
+    check_context(Study(), 1024 + 8)
 
 
 @pytest.mark.parametrize(
     ("changes", "max_model_len", "named"),
     [
-        ({}, 2063, "latency_contexts plus decode_tokens asks for 2,064 tokens, and the model takes at most 2,063"),
+        ({}, 1031, "latency_contexts plus decode_tokens asks for 1,032 tokens, and the model takes at most 1,031"),
         ({"buckets": (256, 4096)}, 2064, "buckets asks for 4,096"),
         ({"calibration_tokens": 4096}, 2064, "calibration_tokens asks for 4,096"),
         ({"probe_tokens": 4096}, 2064, "probe_tokens asks for 4,096"),

@@ -190,6 +190,11 @@ def test_long_texts_are_found_among_very_many_short_ones() -> None:
             "--buckets 32,128 with calibration_tokens = 128",
         ),
         (
+            {"buckets": (128, 1024), "score_tokens": 65},
+            "bucket 1024 needs 1,024 in one line",
+            "--buckets 128 with score_tokens = 64 in study.toml",
+        ),
+        (
             {"probe_tokens": 256, "probe_score_tokens": 128},
             "the probe (probe_tokens) needs 256 in one line",
             "--buckets 32,128 with probe_tokens = 128, probe_score_tokens = 64",
