@@ -170,7 +170,8 @@ def test_everything_is_observed(engine: Engine) -> None:
 
 def test_scales_are_checked_head_by_head(engine: Engine) -> None:
     watch = Watch()
-    found = engine.check_scales(PROMPTS, scales_of(engine)[Scaling.PER_HEAD], watch)
+    one, found = engine.check_scales(PROMPTS, list(scales_of(engine).values()), watch)
+    assert [s.amax for s in one.shares] == [s.amax for s in found.shares]
     watch.check_finished()
     keys = {(share.layer_idx, share.tensor, share.head) for share in found.shares}
     assert len(keys) == len(found.shares) == 2 * sum(layer.num_kv_heads for layer in engine.spec.layers)

@@ -174,6 +174,8 @@ class Engine(Protocol):
         """Ranges of Q, K and V under native storage. Raises NonFinite, naming the layer."""
         ...
 
-    def check_scales(self, prompts: Sequence[Sequence[int]], scales: ScaleSet, progress: Progress) -> HeldOut:
-        """Shares of K and V elements that saturate or fall below the normal range."""
+    def check_scales(
+        self, prompts: Sequence[Sequence[int]], candidates: Sequence[ScaleSet], progress: Progress
+    ) -> list[HeldOut]:
+        """Shares of K and V elements that saturate or fall below the normal range, for each candidate."""
         ...

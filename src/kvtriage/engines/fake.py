@@ -113,7 +113,9 @@ class FakeEngine:
                 tensors[layer.layer_idx, tensor] = _ranges(layer, heads, len(position_edges), tensor)
         return KVStats(tuple(position_edges), sum(map(len, prompts)), tensors)
 
-    def check_scales(self, prompts: Sequence[Sequence[int]], scales: ScaleSet, progress: Progress) -> HeldOut:
+    def check_scales(
+        self, prompts: Sequence[Sequence[int]], candidates: Sequence[ScaleSet], progress: Progress
+    ) -> list[HeldOut]:
         progress(len(prompts), len(prompts))
         shares = [
             HeldOutShare(layer.layer_idx, tensor, head, 0.0, 0.01, 8.0)
@@ -121,7 +123,7 @@ class FakeEngine:
             for tensor in ("k", "v")
             for head in range(layer.num_kv_heads)
         ]
-        return HeldOut(tuple(shares), sum(map(len, prompts)))
+        return [HeldOut(tuple(shares), sum(map(len, prompts))) for _ in candidates]
 
     def _check(self, arm: Arm) -> None:
         if arm.policy.num_layers != self.spec.num_layers:

@@ -41,11 +41,13 @@ def calibrate(plan: Plan, split: Split, engine: Engine, report: Reporter, inputs
     )
     sets = {scaling: fit_scales(stats, spec, scaling) for scaling in (Scaling.PER_TENSOR, Scaling.PER_HEAD)}
     bound = fit_sub_octaves(stats, spec)
-    prompts = [item.token_ids for item in split.holdout]
-    held_out = {
-        scaling: engine.check_scales(prompts, scales, partial(report, f"checking {scaling} scales"))
-        for scaling, scales in (*sets.items(), (Scaling.UNIT, _unit(spec)))
-    }
+    checked = {**sets, Scaling.UNIT: _unit(spec)}
+    shares = engine.check_scales(
+        [item.token_ids for item in split.holdout],
+        list(checked.values()),
+        partial(report, "checking the scales on held-out text"),
+    )
+    held_out = dict(zip(checked, shares, strict=True))
     return ScaleRecord(
         kvtriage_version=__version__,
         inputs=dict(inputs),

@@ -139,8 +139,10 @@ class EmbeddedEngine:
         return observer.stats(self._show(prompts, observer, progress))
 
     @torch.inference_mode()
-    def check_scales(self, prompts: Sequence[Sequence[int]], scales: ScaleSet, progress: Progress) -> HeldOut:
-        observer = ScaleObserver(self.spec, scales)
+    def check_scales(
+        self, prompts: Sequence[Sequence[int]], candidates: Sequence[ScaleSet], progress: Progress
+    ) -> list[HeldOut]:
+        observer = ScaleObserver(self.spec, candidates)
         return observer.held_out(self._show(prompts, observer, progress))
 
     def _show(self, prompts: Sequence[Sequence[int]], attention: Attention, progress: Progress) -> int:

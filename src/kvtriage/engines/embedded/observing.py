@@ -5,7 +5,7 @@ Streams: what is kept does not grow with the text. Axes: n heads of [1, n, T, D]
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -100,45 +100,50 @@ def _numpy(values: Tensor) -> npt.NDArray[np.float64]:
 
 
 class ScaleObserver(_Observer):
-    """Counts what a scale set would saturate or push below the normal range."""
+    """Counts what each of several scale sets would saturate or push below the normal range."""
 
-    def __init__(self, spec: CacheSpec, scales: ScaleSet) -> None:
+    def __init__(self, spec: CacheSpec, candidates: Sequence[ScaleSet]) -> None:
         super().__init__(spec)
-        self._scales = scales
-        self._counts: dict[TensorKey, npt.NDArray[np.float64]] = {}
+        self._candidates = tuple(candidates)
+        self._counts: list[dict[TensorKey, npt.NDArray[np.float64]]] = [{} for _ in candidates]
 
-    def held_out(self, tokens: int) -> HeldOut:
-        shares = []
-        for (layer_idx, tensor), (total, saturated, below, amax) in sorted(self._counts.items()):
-            for head in range(len(total)):
-                shares.append(
-                    HeldOutShare(
-                        layer_idx=layer_idx,
-                        tensor=tensor,
-                        head=head,
-                        saturated=float(saturated[head] / total[head]),
-                        below_normal=float(below[head] / total[head]),
-                        amax=float(amax[head]),
-                    )
-                )
-        return HeldOut(tuple(shares), tokens)
+    def held_out(self, tokens: int) -> list[HeldOut]:
+        return [HeldOut(tuple(_shares(counts)), tokens) for counts in self._counts]
 
     def look(self, layer_idx: int, tensor: str, values: Tensor) -> None:
         if tensor == "q":
             return
-        layer = self._scales.layers[layer_idx]
-        scale = values.new_tensor(layer.k if tensor == "k" else layer.v).view(-1, 1, 1)
         magnitude = values[0].abs()
-        stored = magnitude / scale
-        found = np.stack(
-            [
-                np.full(magnitude.shape[0], magnitude[0].numel(), dtype=np.float64),
-                _numpy((stored > SATURATES_ABOVE).sum(dim=(1, 2))),
-                _numpy(((stored < SMALLEST_NORMAL) & (magnitude > 0)).sum(dim=(1, 2))),
-                _numpy(magnitude.amax(dim=(1, 2))),
-            ]
-        )
-        before = self._counts.get((layer_idx, tensor))
-        if before is not None:
-            found = np.concatenate([before[:3] + found[:3], np.maximum(before[3:], found[3:])])
-        self._counts[layer_idx, tensor] = found
+        for scales, counts in zip(self._candidates, self._counts, strict=True):
+            layer = scales.layers[layer_idx]
+            found = _range_counts(magnitude, layer.k if tensor == "k" else layer.v)
+            before = counts.get((layer_idx, tensor))
+            if before is not None:
+                found = np.concatenate([before[:3] + found[:3], np.maximum(before[3:], found[3:])])
+            counts[layer_idx, tensor] = found
+
+
+def _range_counts(magnitude: Tensor, scale: tuple[float, ...]) -> npt.NDArray[np.float64]:
+    """Elements, saturated ones, those below the normal range, and amax: [4, n] of magnitude [n, T, D]."""
+    stored = magnitude / magnitude.new_tensor(scale).view(-1, 1, 1)
+    return np.stack(
+        [
+            np.full(magnitude.shape[0], magnitude[0].numel(), dtype=np.float64),
+            _numpy((stored > SATURATES_ABOVE).sum(dim=(1, 2))),
+            _numpy(((stored < SMALLEST_NORMAL) & (magnitude > 0)).sum(dim=(1, 2))),
+            _numpy(magnitude.amax(dim=(1, 2))),
+        ]
+    )
+
+
+def _shares(counts: dict[TensorKey, npt.NDArray[np.float64]]) -> Iterator[HeldOutShare]:
+    for (layer_idx, tensor), (total, saturated, below, amax) in sorted(counts.items()):
+        for head in range(len(total)):
+            yield HeldOutShare(
+                layer_idx=layer_idx,
+                tensor=tensor,
+                head=head,
+                saturated=float(saturated[head] / total[head]),
+                below_normal=float(below[head] / total[head]),
+                amax=float(amax[head]),
+            )

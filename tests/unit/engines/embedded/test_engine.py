@@ -212,7 +212,8 @@ def test_statistics_do_not_depend_on_how_the_text_is_cut(bench: Bench) -> None:
 
 def test_held_out_shares_are_counted(bench: Bench) -> None:
     """On the calibration text itself per-head scales saturate nothing; far smaller ones nearly everything."""
-    own = bench.engine.check_scales([tiny.prompt(40, seed=s) for s in (2, 3)], bench.scales[Scaling.PER_HEAD], quiet)
+    prompts = [tiny.prompt(40, seed=s) for s in (2, 3)]
+    (own,) = bench.engine.check_scales(prompts, [bench.scales[Scaling.PER_HEAD]], quiet)
     assert {share.saturated for share in own.shares} == {0.0}
     assert len(own.shares) == 2 * sum(layer.num_kv_heads for layer in bench.spec.layers)
     small = ScaleSet(
@@ -222,8 +223,8 @@ def test_held_out_shares_are_counted(bench: Bench) -> None:
             for layer in bench.scales[Scaling.PER_HEAD].layers
         ),
     )
-    shares = bench.engine.check_scales([tiny.prompt(40)], small, quiet).shares
-    assert all(share.saturated > 0.9 for share in shares)
+    (found,) = bench.engine.check_scales([tiny.prompt(40)], [small], quiet)
+    assert all(share.saturated > 0.9 for share in found.shares)
 
 
 @dataclasses.dataclass
