@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,6 +64,28 @@ class TestRun:
         for stage in ("engine", "calibrate", "diagnose", "ablate", "decide", "report"):
             assert f"{stage}: done in " in seen.err
         assert "kv_cache_scheme" in (case / "checkpoint" / "config.json").read_text()
+
+    def test_a_checkpoint_with_scales_of_its_own_is_studied_with_a_warning(
+        self, args: list[str], traffic: Path, study_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main([*args, "--threads", "1", "--until", "calibrate"]) == 0
+        scaled, case = tmp_path / "case" / "checkpoint", tmp_path / "second"
+        again = ["run", str(scaled), "--data", str(traffic), "--study", str(study_file), "--out", str(case)]
+        capsys.readouterr()
+        assert main([*again, "--threads", "1"]) in (0, 3)
+        said = "already switches the engine's auto cache dtype to FP8 (compressed-tensors: "
+        assert said in capsys.readouterr().err
+        assert said in json.loads((case / "plan.json").read_bytes())["warnings"][0]
+        assert (case / "verdict.json").exists()
+        assert not {"checkpoint", "checkpoint-per-tensor"} & {entry.name for entry in case.iterdir()}
+
+    def test_flags_never_name_a_checkpoint_that_is_not_there(self, args: list[str], tmp_path: Path, fake: Fake) -> None:
+        main([*args, "--until", "ablate"], wiring=fake(spread={1: 0.4}))
+        shutil.rmtree(tmp_path / "case" / "checkpoint")
+        assert main(["decide", str(tmp_path / "case")]) == 0
+        verdict = json.loads((tmp_path / "case" / "verdict.json").read_bytes())
+        assert verdict["choice"] == {"scaling": "per_head", "skip_layers": []}
+        assert verdict["vllm_args"][0] == "--kv-cache-dtype"
 
     def test_a_decided_verdict_ends_with_the_command_to_paste(
         self, args: list[str], tmp_path: Path, fake: Fake, capsys: pytest.CaptureFixture[str]

@@ -145,8 +145,17 @@ def read_subject(
         characters=sum(len(document.text) for document in documents),
     )
     plan = make_plan(source, reference, spec, study, data_reference, __version__)
-    plan = msgspec.structs.replace(plan, warnings=plan.warnings + split.notes)
+    plan = msgspec.structs.replace(plan, warnings=(*_model_warnings(model), *plan.warnings, *split.notes))
     return Subject(model, spec, plan, split, items)
+
+
+def _model_warnings(model: ModelFolder) -> Iterator[str]:
+    if model.already_fp8 is not None:
+        yield (
+            f"this checkpoint already switches the engine's auto cache dtype to FP8 ({model.already_fp8}), with scales "
+            "of its own that no arm here measures; kvtriage writes no checkpoint with others, and flags without "
+            "scales do not hold for it: study the checkpoint that it was made from"
+        )
 
 
 def reread_subject(plan: Plan, machine: Machine, wiring: Callable[[], Wiring]) -> Subject:
@@ -284,9 +293,9 @@ def run_decide(case: CaseFolder) -> Verdict:
     trials, inputs = case.trials(), case.inputs_for(Verdict)
 
     def verdict_with(checkpoint: str) -> Verdict:
-        return decide(
-            plan, scales, sensitivities, evidence, trials, str(case.path.resolve() / checkpoint), inputs=inputs
-        )
+        folder = case.path.resolve() / checkpoint
+        holding = str(folder) if folder.is_dir() else None
+        return decide(plan, scales, sensitivities, evidence, trials, holding, inputs=inputs)
 
     with stage("decide"):
         verdict = verdict_with(CHECKPOINT)
@@ -312,7 +321,13 @@ def run_report(case: CaseFolder) -> Path:
 
 
 def _write_overlays(case: CaseFolder, model: ModelFolder, record: ScaleRecord) -> None:
-    """Both checkpoints, a few kilobytes of scales and links each. Raises CaseError, StorageError."""
+    """Both checkpoints, a few kilobytes of scales and links each; none beside a model's own scales.
+
+    Raises CaseError, StorageError.
+    """
+    if model.already_fp8 is not None:
+        say("calibrate: no checkpoint is written, because the model has KV-cache scales of its own")
+        return
     for name, scaling in ((CHECKPOINT, Scaling.PER_HEAD), (CHECKPOINT_PER_TENSOR, Scaling.PER_TENSOR)):
         folder, scales = case.path / name, scale_set(record, scaling)
         if not folder.exists():

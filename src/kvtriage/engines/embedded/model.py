@@ -115,6 +115,7 @@ def load_model(folder: Path, spec: CacheSpec, device: torch.device, *, trust_rem
         try:
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(
                 folder,
+                config=_config(folder, trust_remote_code),
                 dtype=torch.float32,
                 attn_implementation=ATTENTION,
                 local_files_only=True,
@@ -129,6 +130,20 @@ def load_model(folder: Path, spec: CacheSpec, device: torch.device, *, trust_rem
             ) from error
     model.eval().requires_grad_(False)
     return LanguageModel(model.to(device), spec, device)
+
+
+def _config(folder: Path, trust_remote_code: bool) -> Any:
+    """The configuration, without the quantisation of a checkpoint whose weights are not quantised.
+
+    Such a checkpoint only brings scales for a KV cache, which is ours to store.
+    """
+    config: Any = transformers.AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=trust_remote_code
+    )
+    match getattr(config, "quantization_config", None):
+        case {"kv_cache_scheme": _, "config_groups": {**groups}} if not groups:
+            del config.quantization_config
+    return config
 
 
 @contextlib.contextmanager
