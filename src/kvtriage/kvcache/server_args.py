@@ -4,8 +4,8 @@ Skipped layers are a server argument and never part of a checkpoint, and the ser
 ignores an entry that matches no layer; so they are written from the policy and nowhere by hand.
 
 The dtype is always named. Under `auto` a checkpoint that declares a kv_cache_scheme switches its
-cache to FP8 by itself, so a native policy says `bfloat16`: an explicit dtype wins over the
-checkpoint's. It has to be the dtype the model is served in; kvtriage's native is BF16. (vLLM 0.32.)
+cache to FP8 by itself, so a native policy names its own: an explicit dtype wins over the
+checkpoint's. It has to be the dtype the model is served in. (vLLM 0.32.)
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ SKIP_FLAG = "--kv-cache-dtype-skip-layers"
 SLIDING_WINDOW = "sliding_window"
 
 
-def vllm_args(policy: CachePolicy, spec: CacheSpec, model: str | None) -> tuple[str, ...]:
+def vllm_args(
+    policy: CachePolicy, spec: CacheSpec, model: str | None, native_dtype: str = "bfloat16"
+) -> tuple[str, ...]:
     """What follows `vllm serve`: the model first, when there is one, then the cache flags.
 
     ('MODEL', '--kv-cache-dtype', 'fp8', '--kv-cache-dtype-skip-layers', 'sliding_window').
+    `native_dtype` is what an unquantised cache is stored in, and named for a native policy.
     Per-head and per-tensor scales are in the checkpoint; their policies differ by `model` alone.
     Raises ValueError for a policy that no server can apply: a probe, or mixed scalings.
     """
@@ -31,7 +34,7 @@ def vllm_args(policy: CachePolicy, spec: CacheSpec, model: str | None) -> tuple[
         raise ValueError(f"the policy has {policy.num_layers} layers and the model {spec.num_layers}")
     serve = () if model is None else (model,)
     if policy.is_native:
-        return (*serve, DTYPE_FLAG, "bfloat16")
+        return (*serve, DTYPE_FLAG, native_dtype)
     if policy.scaling is None or not all(_is_servable(fmt) for fmt in policy.formats):
         raise ValueError("a probe or a policy of mixed scalings cannot be served")
     skip = _skip_entries(policy.skip_layers, spec)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 
 from kvtriage.records.case import Reason
+from kvtriage.records.pairing import BASELINE, NEEDLE_HIT, NLL
 from kvtriage.stages.clauses import CANNOT_TELL, UNMET
 from kvtriage.stages.findings import Findings
-from kvtriage.stages.pairing import BASELINE, is_needle
 from kvtriage.stages.wording import format_nats, name_layers
 
 __all__ = ["caveats", "items_that_settle", "next_step"]
@@ -34,8 +34,11 @@ def next_step(found: Findings) -> str:
     """One sentence."""
     if found.outcome.doubts:
         return f"{_how_to_settle(found)} {_meanwhile(found)}"
-    if found.outcome.choice is None:
-        return "Lower capacity_floor_ratio, or widen the margins that are unmet, and run kvtriage decide again."
+    if found.excluded:
+        return (
+            "Start a new case folder with a lower capacity_floor_ratio in study.toml, or with wider margins where they "
+            "are unmet: the floor excludes everything that holds, and more items will not help."
+        )
     if found.leaning.scaling in ("per_tensor", "per_head") and found.checkpoint is None:
         return "Write the scales into a checkpoint first (kvtriage calibrate does), then serve it with these flags."
     return "Serve with these flags, and repeat the study when the model or the traffic changes."
@@ -48,7 +51,10 @@ def _how_to_settle(found: Findings) -> str:
     if items_that_settle(found) is None:
         if any(reason.items < 2 for reason in undecided):
             return "Measure at least two items in every cell: one item has no interval."
-        return "A mean sits on its margin and no practical number of items settles it: reconsider the margin."
+        return (
+            "A mean sits on its margin and no practical number of items settles it: "
+            "start a new case folder with another margin."
+        )
     settings = [
         f"{name} = {count} (now {now})"
         for name, count, now in (
@@ -75,13 +81,13 @@ def _meanwhile(found: Findings) -> str:
 
 
 def _of_the_baseline(found: Findings) -> Iterator[str]:
-    nll = found.trials.paired("nll", BASELINE, None, lambda trial: not is_needle(trial)).values
+    nll = found.trials.paired("nll", BASELINE, None, NLL.keeps(None)).values
     if nll and math.fsum(nll) / len(nll) > _ABSURD_NLL:
         yield (
             f"BF16 itself makes no sense of this text ({format_nats(math.fsum(nll) / len(nll))} nats per token): "
             "check the model and its tokenizer before believing anything here."
         )
-    hits = found.trials.paired("hit", BASELINE, None, is_needle).values
+    hits = found.trials.drift(NEEDLE_HIT, BASELINE).values
     if hits and not any(hits):
         yield f"BF16 finds none of the {len(hits)} needles: only the answers' likelihood compares retrieval here."
 
@@ -92,7 +98,7 @@ def _of_the_evidence(found: Findings) -> Iterator[str]:
         if lost:
             yield f"{lost} items could not be scored under {arm} or BF16 and are left out of its averages."
     if not found.bound:
-        yield "The scale-free bound was not measured: range and mantissa cannot be told apart."
+        yield "The scale-free bound was not measured: what an ideal scale would reach is known from other arms alone."
     if found.rung("per_tensor") is None:
         yield "No calibrated per-tensor arm was run: calibration and granularity moved together."
 
@@ -124,8 +130,11 @@ def _of_the_engine(found: Findings) -> Iterator[str]:
         f"Quality comes from the {ran.engine} engine on {ran.device} ({ran.numerics} numerics: {stored}), "
         f"not from {plan.study.backend}'s own kernels."
     )
-    if not ran.device.startswith("cuda"):
-        yield f"Latencies are of this machine's {ran.device} and say nothing about a GPU."
+    where = "" if ran.device.startswith("cuda") else ", nor about a GPU"
+    yield (
+        f"Latencies are of the {ran.engine} engine on {ran.device}: they say nothing about the speed of "
+        f"{plan.study.backend}'s kernels{where}."
+    )
     longest = max(plan.study.buckets)
     if longest < plan.max_model_len:
         yield f"Contexts reach {longest:,} of the model's {plan.max_model_len:,} tokens; drift may grow beyond them."

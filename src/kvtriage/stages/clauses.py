@@ -1,31 +1,43 @@
 """The clauses of the rule: each reads one cell of the evidence against one threshold.
 
     quality   kl, nll, top1 of the text and needle, per context bucket     value ≤ margin
-    range     drift of an arm beyond that of its scale-free reference      value ≤ threshold
+    range     drift of an arm beyond the best that other scales reach      value ≤ threshold
     capacity  cache bytes of BF16 over the arm's, at the largest bucket    value ≥ floor
     latency   relative slow-down at the largest measured context           value ≤ allowance
     backend   whether the server's attention takes one scale per KV head
 
 A clause is met when the whole interval lies on the good side, unmet when all of it lies on
-the bad side, and otherwise cannot be told.
+the bad side, and otherwise cannot be told. A value that is no larger than what BF16 differs
+from itself in the same cell is said to lie inside the noise.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
-from kvtriage.records.case import ArmRecord, Reason, ScoreTrial
+from kvtriage.records.case import ArmRecord, Reason
+from kvtriage.records.pairing import (
+    BASELINE,
+    KL,
+    NEEDLE_HIT,
+    NEEDLE_NLL,
+    NLL,
+    TOP1,
+    Measure,
+    Paired,
+    Trials,
+    is_needle,
+)
 from kvtriage.records.study import Rule, supports_per_head
-from kvtriage.stages.pairing import BASELINE, Paired, Trials, is_needle
 from kvtriage.stages.wording import format_interval, format_nats, format_share
-from kvtriage.stats import Interval, Line, fit_itl, items_needed, paired_interval, ratio_at
+from kvtriage.stats import Line, fit_generations, items_needed, paired_interval, ratio_at, share_interval
 
 __all__ = [
     "CANNOT_TELL",
     "MET",
+    "QUALITY",
     "UNMET",
     "backend_clause",
     "capacity_clause",
@@ -40,11 +52,25 @@ __all__ = [
 
 MET, UNMET, CANNOT_TELL = "met", "unmet", "cannot_tell"
 
-_METRICS = {
-    "kl": ("kl", "KL from BF16", format_nats),
-    "nll": ("nll", "NLL above BF16's", format_nats),
-    "top1": ("top1_changed", "most likely token changed", format_share),
-    "needle": ("nll", "NLL of the retrieved answer above BF16's", format_nats),
+QUALITY = ("kl", "nll", "top1", "needle")
+
+_INSIDE_NOISE = "; inside the noise of BF16 repeated"
+
+
+@dataclass(frozen=True)
+class _Quality:
+    """One quality clause: what it reads, how that is called, and how its values are written."""
+
+    measure: Measure
+    what: str
+    form: Callable[[float], str]
+
+
+_QUALITIES = {
+    "kl": _Quality(KL, "KL from BF16", format_nats),
+    "nll": _Quality(NLL, "NLL above BF16's", format_nats),
+    "top1": _Quality(TOP1, "most likely token changed", format_share),
+    "needle": _Quality(NEEDLE_NLL, "NLL of the retrieved answer above BF16's", format_nats),
 }
 
 
@@ -91,13 +117,8 @@ def worst(statuses: Iterable[str]) -> str:
     return UNMET if UNMET in seen else CANNOT_TELL if CANNOT_TELL in seen else MET
 
 
-def quality_clauses(
-    trials: Trials, arm: str, buckets: Iterable[int], rule: Rule, noise_kl: float
-) -> tuple[Reason, ...]:
-    """kl, nll and top1 of the text in every bucket; needle where BF16 was asked to retrieve.
-
-    `noise_kl` is BF16's own drift when repeated: a KL inside it is not called a difference.
-    """
+def quality_clauses(trials: Trials, arm: str, buckets: Iterable[int], rule: Rule) -> tuple[Reason, ...]:
+    """kl, nll and top1 of the text in every bucket; needle where BF16 was asked to retrieve."""
     margins = {"kl": rule.kl_margin, "nll": rule.nll_margin, "top1": rule.top1_margin, "needle": rule.needle_margin}
     asked = trials.scores_of(BASELINE).values()
     texts = sorted({*buckets} | {trial.bucket for trial in asked if not is_needle(trial)})
@@ -106,21 +127,16 @@ def quality_clauses(
     cells += [("needle", bucket) for bucket in needles]
     reasons = []
     for clause, bucket in cells:
-        metric, what, form = _METRICS[clause]
-
-        def keep(trial: ScoreTrial, bucket: int = bucket, needle: bool = clause == "needle") -> bool:
-            return trial.bucket == bucket and is_needle(trial) is needle
-
-        paired = trials.paired(metric, arm, BASELINE if metric == "nll" else None, keep)
-        read = _read(paired, margins[clause], rule.confidence)
+        quality, margin = _QUALITIES[clause], margins[clause]
+        read = _read(trials.drift(quality.measure, arm, bucket), margin, rule.confidence)
         if read.value is None:
-            text = f"{what}: nothing was scored"
+            text = f"{quality.what}: nothing was scored"
         else:
-            text = f"{what} {format_interval(read.value, read.low, read.high, form)}, margin {form(margins[clause])}"
-        if clause == "kl" and read.value is not None and read.value <= noise_kl:
-            text += "; inside the noise of BF16 repeated"
+            value = format_interval(read.value, read.low, read.high, quality.form)
+            text = f"{quality.what} {value}, margin {quality.form(margin)}"
+            text += _noise_words(read.value, trials.noise(quality.measure, bucket))
         if clause == "needle":
-            text += "; " + _hits(trials, arm, bucket)
+            text += "; " + _hits(trials, arm, bucket, rule.confidence)
         reasons.append(read.reason(clause, arm, f"bucket {bucket}", text))
     return tuple(reasons)
 
@@ -128,56 +144,65 @@ def quality_clauses(
 def range_clause(trials: Trials, arm: str, reference: str, rule: Rule) -> Reason:
     """Drift of `arm` beyond `reference`, paired over the text of all buckets.
 
-    Unmet says that range is wrong: better scales would win something back.
+    Two contrasts, item by item, so that the reference's own error is in them: the excess
+    against the smallest difference worth a repair, and arm − (1 + range_ratio) · reference
+    against 0. Range is wrong when both are above, right when either is not: unmet says that
+    other scales would win something back. A difference inside the noise is no difference, so
+    the noise of BF16 repeated stands in for a `range_margin` below it.
     """
-    drift = mean_drift(trials, reference, rule.confidence)
-    threshold = rule.range_margin if drift is None else max(rule.range_margin, rule.range_ratio * drift.mean)
-    paired = trials.paired("kl", arm, reference, lambda trial: not is_needle(trial))
-    read = _read(paired, threshold, rule.confidence)
-    if read.value is None or drift is None:
+    own, noise = mean_drift(trials, reference), trials.noise(KL)
+    contrasts = sorted(
+        (
+            _beyond(trials, arm, reference, 1.0, max(rule.range_margin, noise or 0.0), rule.confidence),
+            _beyond(trials, arm, reference, 1 + rule.range_ratio, 0.0, rule.confidence),
+        ),
+        key=lambda read: -read.threshold,
+    )
+    statuses = [read.status for read in contrasts]
+    decisive = next(status for status in (MET, CANNOT_TELL, UNMET) if status in statuses)
+    read = contrasts[statuses.index(decisive)]
+    read = replace(read, threshold=contrasts[0].threshold, items_needed=_needed_for_range(contrasts))
+    if read.value is None or own is None:
         text = f"drift beyond {reference}: nothing was scored"
     else:
         text = (
-            f"drift beyond {reference} ({format_nats(drift.mean)}) is "
-            f"{format_interval(read.value, read.low, read.high, format_nats)}, threshold {format_nats(threshold)}"
+            f"drift beyond {reference} ({format_nats(own)}) is "
+            f"{format_interval(read.value, read.low, read.high, format_nats)}, threshold {format_nats(read.threshold)}"
+            f"{_noise_words(read.value, noise)}"
         )
     return read.reason("range", arm, "all", text)
 
 
+def range_reference(trials: Trials, arm: ArmRecord) -> str | None:
+    """The arm that shows what other scales could win back: of the others that keep the same layers
+    in BF16, the one that drifts least. None without another one.
+
+    The scale-free bound keeps none in BF16. Its position within the octave is chosen by squared
+    error and not by drift, so a calibrated arm may come out below it.
+    """
+    others = [
+        (drift, other.name)
+        for other in trials.arms.values()
+        if other.role in ("candidate", "bound", "contrast")
+        and other.scaling != "native"
+        and other.skip_layers == arm.skip_layers
+        and trials.runner(other.name) != trials.runner(arm.name)
+        and (drift := mean_drift(trials, other.name)) is not None
+    ]
+    return min(others)[1] if others else None
+
+
 def capacity_clause(arm: str, ratio_vs_bf16: float, context_len: int, floor: float) -> Reason:
     """BF16's bytes over the arm's, exact: a worksheet has no interval."""
-    met = ratio_vs_bf16 >= floor - 1e-12
-    return Reason(
-        clause="capacity",
-        arm=arm,
-        cell="all",
-        value=ratio_vs_bf16,
-        low=ratio_vs_bf16,
-        high=ratio_vs_bf16,
-        threshold=floor,
-        status=MET if met else UNMET,
-        items=0,
-        items_needed=None,
-        text=f"holds {ratio_vs_bf16:.2f} times BF16's tokens at {context_len:,} tokens, floor {floor:.2f}",
-    )
+    text = f"holds {ratio_vs_bf16:.2f} times BF16's tokens at {context_len:,} tokens, floor {floor:.2f}"
+    return _certain("capacity", arm, ratio_vs_bf16 >= floor - 1e-12, text, ratio_vs_bf16, floor)
 
 
 def backend_clause(arm: str, backend: str) -> Reason:
     """Whether `backend` can serve one scale per KV head. Raises StudyError for an unknown one."""
     able = supports_per_head(backend)
-    return Reason(
-        clause="backend",
-        arm=arm,
-        cell="all",
-        value=None,
-        low=None,
-        high=None,
-        threshold=None,
-        status=MET if able else UNMET,
-        items=0,
-        items_needed=None,
-        text=f"{backend} {'takes' if able else 'does not take'} one scale per KV head",
-    )
+    text = f"{backend} {'takes' if able else 'does not take'} one scale per KV head"
+    return _certain("backend", arm, able, text, None, None)
 
 
 def latency_clause(trials: Trials, arm: str, context_len: int, ratio_vs_bf16: float, rule: Rule) -> Reason:
@@ -202,40 +227,60 @@ def latency_clause(trials: Trials, arm: str, context_len: int, ratio_vs_bf16: fl
 
 
 def itl_line(trials: Trials, arm: str) -> Line | None:
-    """ITL against context of one arm; one point, the median, per generation.
-
-    Tokens of one generation share whatever disturbed it, so they are not counted as
-    independent. None when fewer than two context lengths were timed.
-    """
-    points = [
-        (float(trial.context_len), statistics.median(trial.token_s))
-        for trial in trials.timings_of(arm)
-        if trial.phase == "latency" and trial.token_s
-    ]
-    if len({context_len for context_len, _ in points}) < 2:
-        return None
-    return fit_itl([context_len for context_len, _ in points], [itl_s for _, itl_s in points])
+    """ITL against context of one arm; None when fewer than two context lengths were timed."""
+    return fit_generations((trial.context_len, trial.token_s) for trial in trials.generations_of(arm))
 
 
-def mean_drift(trials: Trials, arm: str, confidence: float) -> Interval | None:
+def mean_drift(trials: Trials, arm: str) -> float | None:
     """KL of one arm from BF16, over the text of all buckets; None when nothing was scored."""
-    paired = trials.paired("kl", arm, None, lambda trial: not is_needle(trial))
-    return paired_interval(paired.values, confidence) if paired.values else None
+    values = trials.drift(KL, arm).values
+    return math.fsum(values) / len(values) if values else None
 
 
-def range_reference(arm: ArmRecord, arms: Iterable[ArmRecord]) -> str | None:
-    """What an arm's drift is read against to see what better scales could win back.
+def _certain(clause: str, arm: str, met: bool, text: str, value: float | None, threshold: float | None) -> Reason:
+    """A clause that no further item could change."""
+    return Reason(
+        clause=clause,
+        arm=arm,
+        cell="all",
+        value=value,
+        low=value,
+        high=value,
+        threshold=threshold,
+        status=MET if met else UNMET,
+        items=0,
+        items_needed=None,
+        text=text,
+    )
 
-    With every layer in FP8 that is the scale-free bound. Where layers are skipped the bound
-    would count layers that the arm does not quantise, so it is the same skip with per-head
-    scales, the best that scales can do; that arm itself has no reference.
-    """
-    named = list(arms)
-    if arm.skip_layers:
-        best = [other for other in named if other.scaling == "per_head" and other.skip_layers == arm.skip_layers]
-        if best:
-            return None if arm.scaling == "per_head" else best[0].name
-    return next((other.name for other in named if other.role == "bound"), None)
+
+def _beyond(trials: Trials, arm: str, reference: str, times: float, least: float, confidence: float) -> _Reading:
+    """arm − times · reference against `least`, both moved so that the value is the mean of arm − reference."""
+    excess = trials.paired(KL.metric, arm, reference, KL.keeps(None))
+    contrast = trials.paired(KL.metric, arm, reference, KL.keeps(None), times)
+    read = _read(contrast, least, confidence)
+    if read.value is None:
+        return read
+    mean = math.fsum(excess.values) / len(excess.values)
+    moved = mean - read.value
+    return replace(
+        read,
+        threshold=least + moved,
+        value=mean,
+        low=None if read.low is None else read.low + moved,
+        high=None if read.high is None else read.high + moved,
+    )
+
+
+def _needed_for_range(contrasts: Iterable[_Reading]) -> int | None:
+    """Right as soon as one contrast is below, wrong only when both are above: for that the slower one counts."""
+    leaning = list(contrasts)
+    below = [r.items_needed for r in leaning if r.value is not None and r.value <= r.threshold]
+    if below:
+        return min((count for count in below if count is not None), default=None)
+    needed = [r.items_needed for r in leaning]
+    known = [count for count in needed if count is not None]
+    return max(known) if len(known) == len(needed) else None
 
 
 def _read(paired: Paired, threshold: float, confidence: float) -> _Reading:
@@ -245,18 +290,22 @@ def _read(paired: Paired, threshold: float, confidence: float) -> _Reading:
     return _Reading(
         threshold,
         interval.mean,
-        interval.low if math.isfinite(interval.low) else None,
-        interval.high if math.isfinite(interval.high) else None,
+        interval.low if interval.bounded else None,
+        interval.high if interval.bounded else None,
         interval.n,
         paired.unscored,
         items_needed(interval, threshold),
     )
 
 
-def _hits(trials: Trials, arm: str, bucket: int) -> str:
-    def count(name: str) -> tuple[float, int]:
-        hits = trials.paired("hit", name, None, lambda trial: trial.bucket == bucket and is_needle(trial)).values
-        return sum(hits), len(hits)
+def _noise_words(value: float, noise: float | None) -> str:
+    return _INSIDE_NOISE if noise is not None and abs(value) <= noise else ""
 
-    (before, asked_before), (after, asked) = count(BASELINE), count(arm)
-    return f"{before:.0f}/{asked_before} needles found in BF16, {after:.0f}/{asked} here"
+
+def _hits(trials: Trials, arm: str, bucket: int, confidence: float) -> str:
+    before, after = (trials.drift(NEEDLE_HIT, name, bucket).values for name in (BASELINE, arm))
+    text = f"{sum(before):.0f}/{len(before)} needles found in BF16, {sum(after):.0f}/{len(after)} here"
+    if not after:
+        return text
+    share = share_interval(round(sum(after)), len(after), confidence)
+    return f"{text} ({format_share(share.low)} to {format_share(share.high)})"

@@ -1,14 +1,13 @@
 """decide: from the evidence to the cheapest way of storing the cache that holds.
 
 A pure function of the records before it. The rule is told in docs/concepts/decision-rule.md:
-guards first (`pairing`), then the clauses cell by cell (`clauses`), then the choice
+guards first (`records.pairing`), then the clauses cell by cell (`clauses`), then the choice
 (`ladder`), then the words (`diagnosis`, `caveats`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from kvtriage import __version__
 from kvtriage.kvcache.policy import CachePolicy
@@ -25,6 +24,7 @@ from kvtriage.records.case import (
     Trial,
     Verdict,
 )
+from kvtriage.records.pairing import BASELINE, Trials, check_trials, sort_trials
 from kvtriage.records.values import cache_spec
 from kvtriage.stages.caveats import caveats, items_that_settle, next_step
 from kvtriage.stages.clauses import (
@@ -38,8 +38,7 @@ from kvtriage.stages.clauses import (
 )
 from kvtriage.stages.diagnosis import headline, sentences
 from kvtriage.stages.findings import Findings
-from kvtriage.stages.ladder import Rung, choose, lean, order
-from kvtriage.stages.pairing import BASELINE, Trials, pair_trials
+from kvtriage.stages.ladder import BARS, Rung, choose, lean, order
 
 __all__ = ["decide"]
 
@@ -58,8 +57,10 @@ def decide(
     Raises CaseError for trials that do not belong to this evidence, EngineError for an arm
     whose quantisation never engaged.
     """
-    found = _examine(plan, scales, sensitivities, evidence, pair_trials(evidence, trials), checkpoint)
+    check_trials(evidence, trials)
+    found = _examine(plan, scales, sensitivities, evidence, sort_trials(evidence.arms, trials), checkpoint)
     spec, chosen = cache_spec(plan), found.leaning
+    native_dtype = evidence.conditions.native_dtype
     decided = found.outcome.decided
     return Verdict(
         kvtriage_version=__version__,
@@ -69,7 +70,7 @@ def decide(
         repair=found.repair,
         arm=chosen.arm.name if decided else None,
         reasons=tuple(reason for rung in found.rungs for reason in rung.reasons) + found.bound,
-        vllm_args=vllm_args(chosen.policy, spec, _served_model(found)) if decided else (),
+        vllm_args=vllm_args(chosen.policy, spec, _served_model(found), native_dtype) if decided else (),
         headline=headline(found),
         sentences=sentences(found, spec),
         caveats=caveats(found),
@@ -88,13 +89,14 @@ def _examine(
     checkpoint: str | None,
 ) -> Findings:
     rungs = order(
-        _rung(plan, evidence, trials, arm)
+        _rung(plan, trials, arm)
         for arm in evidence.arms
         if arm.role == "candidate" and not CachePolicy.decode(arm.policy).is_native
     )
-    native = _rung(plan, evidence, trials, trials.arms[BASELINE])
+    native = _rung(plan, trials, trials.arms[BASELINE])
     outcome = choose(rungs, native)
     bound = next((arm for arm in evidence.arms if arm.role == "bound"), None)
+    leaning = outcome.choice if outcome.choice and not outcome.doubts else lean(rungs, native)
     return Findings(
         plan=plan,
         scales=scales,
@@ -103,26 +105,26 @@ def _examine(
         trials=trials,
         rungs=rungs,
         native=native,
-        bound=() if bound is None else _quality(plan, evidence, trials, bound),
+        bound=() if bound is None else _quality(plan, trials, bound),
         outcome=outcome,
-        unbarred=choose(map(_unbarred, rungs), native),
-        leaning=outcome.choice if outcome.choice and not outcome.doubts else lean(rungs, native),
+        unbarred=choose([rung.without("backend") for rung in rungs], native),
+        leaning=leaning,
+        remedy=lean(rungs, native, leave_out=BARS) if leaning.scaling == "native" else leaning,
         checkpoint=checkpoint,
     )
 
 
-def _rung(plan: Plan, evidence: Evidence, trials: Trials, arm: ArmRecord) -> Rung:
+def _rung(plan: Plan, trials: Trials, arm: ArmRecord) -> Rung:
     """BF16's own rung has no quality to lose: capacity is all that can be held against it."""
     rule, context_len = plan.study.rule, max(plan.study.buckets)
     policy = CachePolicy.decode(arm.policy)
     price = price_policy(cache_spec(plan), policy, (context_len,))
     ratio = price.ratio_vs_bf16
-    drift = mean_drift(trials, arm.name, rule.confidence)
     scaling = _served_scaling(plan, arm)
     reasons: list[Reason] = []
     if not policy.is_native:
-        reasons += _quality(plan, evidence, trials, arm)
-        reference = range_reference(arm, evidence.arms)
+        reasons += _quality(plan, trials, arm)
+        reference = range_reference(trials, arm)
         if reference is not None:
             reasons.append(range_clause(trials, arm.name, reference, rule))
         if rule.latency_weight > 0:
@@ -130,17 +132,11 @@ def _rung(plan: Plan, evidence: Evidence, trials: Trials, arm: ArmRecord) -> Run
         if scaling == "per_head":
             reasons.append(backend_clause(arm.name, plan.study.backend))
     reasons.append(capacity_clause(arm.name, ratio, context_len, rule.capacity_floor_ratio))
-    return Rung(arm, scaling, policy, price, None if drift is None else drift.mean, tuple(reasons))
+    return Rung(arm, scaling, policy, price, mean_drift(trials, arm.name), tuple(reasons))
 
 
-def _quality(plan: Plan, evidence: Evidence, trials: Trials, arm: ArmRecord) -> tuple[Reason, ...]:
-    return quality_clauses(trials, arm.name, plan.study.buckets, plan.study.rule, evidence.noise_floor_kl)
-
-
-def _unbarred(rung: Rung) -> Rung:
-    """The same rung on a server whose attention takes every scale."""
-    kept = tuple(r for r in rung.reasons if r.clause != "backend")
-    return replace(rung, reasons=kept)
+def _quality(plan: Plan, trials: Trials, arm: ArmRecord) -> tuple[Reason, ...]:
+    return quality_clauses(trials, arm.name, plan.study.buckets, plan.study.rule)
 
 
 def _served_scaling(plan: Plan, arm: ArmRecord) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from kvtriage.kvcache.price import capacity_tokens
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.case import Reason
+from kvtriage.records.pairing import BASELINE, KL, NEEDLE_HIT
 from kvtriage.records.study import BACKENDS
 from kvtriage.stages.clauses import MET, UNMET, itl_line, mean_drift
 from kvtriage.stages.findings import Findings, OffRange, heads_off_range
-from kvtriage.stages.ladder import Rung
-from kvtriage.stages.pairing import BASELINE, is_needle
+from kvtriage.stages.ladder import BARS, Rung
 from kvtriage.stages.wording import format_interval, format_nats, join_words, name_layers
 from kvtriage.stats import break_even, paired_interval, ratio_at
 from kvtriage.units import format_bytes, format_tokens
@@ -23,12 +23,14 @@ _SCALES = {"unit": "scale 1", "per_tensor": "calibrated per-tensor scales", "per
 
 def headline(found: Findings) -> str:
     """One line: what to serve, or that it cannot be told yet."""
-    if found.outcome.choice is None and not found.outcome.doubts:
-        return "No choice: nothing that keeps the margins also keeps the capacity floor."
+    if found.excluded:
+        return f"No choice: {_floor(found)}, and more items will not help."
     if not found.outcome.decided:
         arms = join_words([rung.arm.name for rung in found.outcome.doubts])
         return f"Cannot tell yet: the evidence on {arms} is too thin to decide."
     scaling = found.leaning.scaling
+    if scaling == "native":
+        return f"Stay with BF16: {_why_native(found)}."
     skipped = name_layers(found.leaning.arm.skip_layers, found.plan.layers)
     match found.repair:
         case "none":
@@ -38,11 +40,25 @@ def headline(found: Findings) -> str:
             return f"FP8 needs {_SCALES[scaling]}: {why}no layer has to stay in BF16."
         case "both":
             return f"FP8 needs {_SCALES[scaling]}, and {skipped} in BF16."
-        case _ if scaling == "native":
-            return "Stay with BF16: no way of storing FP8 that can be served holds under this rule."
         case _:
             why = "; no scale wins back what is lost there" if found.mantissa_status == UNMET else ""
             return f"FP8 needs {skipped} in BF16{why}."
+
+
+def _floor(found: Findings) -> str:
+    floor = f"the capacity floor of {found.plan.study.rule.capacity_floor_ratio:.2f} times BF16 excludes"
+    if all(rung.status_of("capacity") == UNMET for rung in found.rungs):
+        return f"{floor} everything, FP8 in every layer included"
+    return f"{floor} BF16 and every arm that keeps the margins and can be served"
+
+
+def _why_native(found: Findings) -> str:
+    """Quality and range, or what forbids the arm that they would allow."""
+    remedy = found.remedy
+    if remedy.scaling == "native":
+        return "no way of storing FP8 that can be served holds under this rule"
+    bars = [reason.text for reason in remedy.reasons if reason.clause in BARS and reason.status != MET]
+    return f"{remedy.arm.name} keeps the margins, but {join_words(bars)}"
 
 
 def sentences(found: Findings, spec: CacheSpec) -> tuple[str, ...]:
@@ -62,19 +78,19 @@ def sentences(found: Findings, spec: CacheSpec) -> tuple[str, ...]:
 
 
 def _what_is_wrong(found: Findings) -> str:
-    unit, bound = found.rung("unit"), _drift_of_bound(found)
-    drift = "" if unit is None or unit.drift is None else f"{format_nats(unit.drift)} nats per token"
-    so_far = "" if found.outcome.decided else "So far: "
+    unit, best = found.rung("unit"), _best(found)
+    drift = "" if unit is None or unit.drift is None else _drift_words(found, unit.drift)
+    so_far = "" if found.outcome.decided or found.excluded else "So far: "
     if found.repair == "none":
-        alone = f", where rounding to a 3-bit mantissa alone costs {bound}" if bound else ""
-        return f"{so_far}Neither range nor mantissa is shown to be wrong: uncalibrated FP8 drifts {drift}{alone}."
-    parts = [_mantissa(found, bound)] if found.repair in ("skip", "both") or found.mantissa_status == UNMET else []
-    spread = heads_off_range(found.scales, "per_tensor") if found.leaning.scaling == "per_head" else ()
+        where = f", where the best that scales reach is {best}" if best else ""
+        return f"{so_far}Neither range nor mantissa is shown to be wrong: uncalibrated FP8 drifts {drift}{where}."
+    parts = [_mantissa(found, best)] if found.repair in ("skip", "both") or found.mantissa_status == UNMET else []
+    spread = heads_off_range(found.scales, "per_tensor") if found.remedy.scaling == "per_head" else ()
     if _range_is_wrong(unit):
         why = f"; heads of one layer lie further apart than E4M3 spans: {_name_heads(spread)}" if spread else ""
         off = heads_off_range(found.scales, "unit")
         why = why or (f"; {_name_heads(off)}" if off else "")
-        parts.append(f"Range is wrong: at scale 1 FP8 drifts {drift}, where its mantissa alone costs {bound}{why}")
+        parts.append(f"Range is wrong: at scale 1 FP8 drifts {drift}, where the best that scales reach is {best}{why}")
     elif found.repair == "both":
         parts.append(f"Range is wrong in the layers that stay in FP8{_range_of_skip(found)}")
     if not any(parts):
@@ -87,39 +103,44 @@ def _range_is_wrong(rung: Rung | None) -> bool:
     return rung is not None and rung.status_of("range") == UNMET
 
 
-def _mantissa(found: Findings, bound: str) -> str:
-    """What the scale-free bound says of the layers that are kept in BF16; '' when it was not measured."""
+def _drift_words(found: Findings, nats: float) -> str:
+    """What lies inside the noise is not called a drift without saying so."""
+    noise = found.trials.noise(KL)
+    inside = ", inside the noise of BF16 repeated" if noise is not None and nats <= noise else ""
+    return f"{format_nats(nats)} nats per token{inside}"
+
+
+def _best(found: Findings) -> str:
+    """'0.0085 nats per token (fp8_per_head)': the least drift of the calibrated arms and the bound's estimate."""
+    best = found.best_scaled
+    return "" if best is None else f"{format_nats(best.drift)} nats per token ({best.name})"
+
+
+def _mantissa(found: Findings, best: str) -> str:
+    """What the best scales say of the layers that are kept in BF16; '' when the bound was not measured."""
     match found.mantissa_status:
         case "unmet":
             return (
-                f"Mantissa is wrong: even with unlimited range its 3 bits cost {bound} nats per token, "
-                f"which no scale of any granularity wins back; {_suspects(found)}"
+                f"Mantissa is wrong: the best that scales reach is {best} and beyond the margins, "
+                f"so that no scale of any granularity wins it back; {_suspects(found)}"
             )
         case "cannot_tell":
-            return (
-                f"Mantissa is suspected: with unlimited range its 3 bits cost {bound} nats per token, near the margins"
-            )
+            return f"Mantissa is suspected: the best that scales reach is {best}, near the margins"
+        case "met" if any(r.allowed and r.quality == MET and not r.arm.skip_layers for r in found.rungs):
+            return f"FP8 in every layer keeps the margins, yet not without a loss of range; the best is {best}"
         case "met":
-            return (
-                f"Mantissa alone would keep the margins ({bound} nats per token), yet no scale that can be served does"
-            )
+            return f"Scales could keep the margins (the best: {best}), yet none that can be served does"
         case _:
             return ""
 
 
 def _suspects(found: Findings) -> str:
     named = name_layers(found.sensitivities.suspects, found.plan.layers)
-    if found.leaning.scaling == "native":
+    if found.remedy.scaling == "native":
         return f"keeping {named} in BF16 is not enough"
     if found.sensitivities.suspects_stand_out:
         return f"the probes put it in {named}"
     return f"no layer stands out in the probes, and {named} is only where it is largest"
-
-
-def _drift_of_bound(found: Findings) -> str:
-    arm = found.arm_of_role("bound")
-    drift = None if arm is None else mean_drift(found.trials, arm.name, found.plan.study.rule.confidence)
-    return "" if drift is None else format_nats(drift.mean)
 
 
 def _name_heads(off: tuple[OffRange, ...]) -> str:
@@ -133,7 +154,7 @@ def _name_heads(off: tuple[OffRange, ...]) -> str:
 
 
 def _range_of_skip(found: Findings) -> str:
-    rung = found.rung("unit", found.leaning.arm.skip_layers)
+    rung = found.rung("unit", found.remedy.arm.skip_layers)
     reason = None if rung is None else next((r for r in rung.reasons if r.clause == "range"), None)
     return "" if reason is None else f": uncalibrated, {reason.text}"
 
@@ -150,16 +171,15 @@ def _credits(found: Findings) -> str:
     steps = [step for step in (_step(found, *axis) for axis in _steps(found)) if step]
     text = f"One axis at a time, in nats per token: {'; '.join(steps)}." if steps else ""
     kinds = [
-        f"{format_nats(drift.mean)} in the {arm.label}"
+        f"{format_nats(drift)} with {arm.label}"
         for arm in found.evidence.arms
-        if arm.role == "contrast"
-        and (drift := mean_drift(found.trials, arm.name, found.plan.study.rule.confidence)) is not None
+        if arm.role == "contrast" and (drift := mean_drift(found.trials, arm.name)) is not None
     ]
     return " ".join(filter(None, (text, f"Drift by attention type: {join_words(kinds)}." if kinds else "")))
 
 
 def _steps(found: Findings) -> Iterator[tuple[str, Rung | None, Rung | None]]:
-    skip = found.leaning.arm.skip_layers or found.sensitivities.suspects
+    skip, scaling = found.remedy.arm.skip_layers or found.sensitivities.suspects, found.remedy.arm.scaling
     unit, per_tensor, per_head = found.rung("unit"), found.rung("per_tensor"), found.rung("per_head")
     unit_skip, per_head_skip = found.rung("unit", skip), found.rung("per_head", skip)
     both = "calibration and granularity, which both moved, so that neither can be credited alone"
@@ -170,7 +190,9 @@ def _steps(found: Findings) -> Iterator[tuple[str, Rung | None, Rung | None]]:
         yield "granularity", per_tensor, per_head
     if found.repair in ("skip", "both"):
         named = f"{name_layers(skip, found.plan.layers)} in BF16"
-        yield (named, unit, unit_skip) if found.repair == "skip" and unit_skip else (named, per_head, per_head_skip)
+        if scaling == "native":
+            scaling = "unit" if unit_skip else "per_head" if per_head_skip else "per_tensor"
+        yield named, found.rung(scaling), found.rung(scaling, skip)
         tensor_skip = found.rung("per_tensor", skip)
         if tensor_skip is None:
             yield both, unit_skip, per_head_skip
@@ -191,11 +213,11 @@ def _paired_change(found: Findings, before: str, after: str) -> str:
     """Change of drift from one arm to another in words; '' when nothing was scored in both."""
     if found.trials.runner(before) == found.trials.runner(after):
         return "changes nothing, the two are equal to the bit"
-    values = found.trials.paired("kl", after, before, lambda trial: not is_needle(trial)).values
+    values = found.trials.paired(KL.metric, after, before, KL.keeps(None)).values
     if not values:
         return ""
     change = paired_interval(values, found.plan.study.rule.confidence)
-    if abs(change.mean) <= found.evidence.noise_floor_kl or change.low <= 0 <= change.high:
+    if abs(change.mean) <= (found.trials.noise(KL) or 0.0) or change.holds_zero:
         return f"no difference that can be told from noise ({_signed(change.mean)})"
     return format_interval(change.mean, change.low, change.high, _signed)
 
@@ -217,9 +239,8 @@ def _backend(found: Findings) -> str:
 
 
 def _what_to_do(found: Findings, spec: CacheSpec) -> str:
-    if found.outcome.choice is None and not found.outcome.doubts:
-        floor = found.plan.study.rule.capacity_floor_ratio
-        return f"The capacity floor of {floor:.2f} times BF16 excludes BF16 and every arm that keeps the margins."
+    if found.excluded:
+        return f"This is certain and not thin evidence: {_floor(found)}."
     if not found.outcome.decided:
         return _doubt(found.outcome.doubts)
     rung, context_len, memory = found.leaning, found.context_len, found.plan.study.memory_bytes
@@ -248,7 +269,7 @@ def _doubt(doubts: tuple[Rung, ...]) -> str:
 
 def _needles(found: Findings, rung: Rung) -> str:
     def count(arm: str) -> tuple[float, int]:
-        hits = found.trials.paired("hit", arm, None, is_needle).values
+        hits = found.trials.drift(NEEDLE_HIT, arm).values
         return sum(hits), len(hits)
 
     (before, asked), (after, asked_after) = count(BASELINE), count(rung.arm.name)
@@ -287,8 +308,9 @@ def _how_sure(found: Findings) -> str:
     rung, rule = found.leaning, found.plan.study.rule
     counts = [reason.items for reason in (rung.reasons or found.bound) if reason.clause in ("kl", "needle")]
     items = f", {min(counts)} to {max(counts)} items a cell" if counts else ""
-    noise = f"BF16 repeated differs from itself by {format_nats(found.evidence.noise_floor_kl)}"
-    sure = f"Intervals are {100 * rule.confidence:g} %, paired by item{items}; {noise}."
+    floor = found.trials.noise(KL)
+    noise = "" if floor is None else f"; BF16 repeated differs from itself by {format_nats(floor)}"
+    sure = f"Intervals are {100 * rule.confidence:g} %, paired by item{items}{noise}."
     change = _what_would_change(found)
     return f"{sure} {change}" if change else sure
 
@@ -297,6 +319,8 @@ def _what_would_change(found: Findings) -> str:
     if not found.outcome.decided:
         return ""
     if found.leaning.scaling == "native":
+        if found.remedy.scaling != "native":
+            return ""
         closest = min((r for r in found.rungs if r.drift is not None), key=lambda r: r.drift or 0.0, default=None)
         unmet = _first_unmet(closest)
         if closest is None or unmet is None:

@@ -8,14 +8,25 @@ from dataclasses import dataclass
 
 from kvtriage.fp8.e4m3 import MAX
 from kvtriage.records.case import ArmRecord, Evidence, LayerScalesRecord, Plan, Reason, ScaleRecord, Sensitivities
-from kvtriage.stages.clauses import worst
+from kvtriage.records.pairing import Trials
+from kvtriage.stages.clauses import CANNOT_TELL, MET, QUALITY, UNMET, mean_drift, worst
 from kvtriage.stages.ladder import Outcome, Rung, repair_of
-from kvtriage.stages.pairing import Trials
 
-__all__ = ["Findings", "OffRange", "heads_off_range"]
+__all__ = ["Findings", "OffRange", "Reached", "heads_off_range"]
 
 _FADED = 2.0**-3
 """A head whose largest stored magnitude is below this keeps most elements under 2^-6, the normal range."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What one choice of scales comes to with every layer in FP8, measured or estimated."""
+
+    name: str
+    drift: float
+    """Mean KL from BF16 over all text, nats per token."""
+    status: str
+    """Whether it keeps the quality margins."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +48,18 @@ class Findings:
     """The outcome on a server that could run every arm."""
     leaning: Rung
     """The choice, or where the evidence leans when there is none."""
+    remedy: Rung
+    """What `repair` is read off: `leaning`, or where BF16 is forced what quality and range alone ask for."""
     checkpoint: str | None
 
     @property
     def repair(self) -> str:
-        return repair_of(self.leaning.scaling, bool(self.leaning.arm.skip_layers))
+        return repair_of(self.remedy.scaling, bool(self.remedy.arm.skip_layers))
+
+    @property
+    def excluded(self) -> bool:
+        """Certain, and yet no choice: the capacity floor leaves nothing that holds."""
+        return self.outcome.choice is None and not self.outcome.doubts
 
     @property
     def context_len(self) -> int:
@@ -49,9 +67,41 @@ class Findings:
         return max(self.plan.study.buckets)
 
     @property
+    def reached(self) -> tuple[Reached, ...]:
+        """Every scale there is: the FP8 arms that skip no layer, and the scale-free bound.
+
+        The bound is an estimate of what an ideal scale reaches; a calibrated arm may be below it.
+        """
+        found = [
+            Reached(r.arm.name, r.drift, worst(reason.status for reason in r.reasons if reason.clause in QUALITY))
+            for r in self.rungs
+            if r.drift is not None and not r.arm.skip_layers
+        ]
+        bound = self.arm_of_role("bound")
+        drift = None if bound is None else mean_drift(self.trials, bound.name)
+        if drift is not None:
+            found.append(Reached("the scale-free bound", drift, worst(reason.status for reason in self.bound)))
+        return tuple(found)
+
+    @property
+    def best_scaled(self) -> Reached | None:
+        """The least drift among the calibrated arms and the bound."""
+        unit = self.rung("unit")
+        return min(
+            (scaled for scaled in self.reached if unit is None or scaled.name != unit.arm.name),
+            key=lambda scaled: scaled.drift,
+            default=None,
+        )
+
+    @property
     def mantissa_status(self) -> str | None:
-        """Whether FP8's mantissa alone keeps the margins; None when that was not measured."""
-        return worst(reason.status for reason in self.bound) if self.bound else None
+        """'unmet' when neither the bound nor any arm keeps the margins with every layer in FP8: then
+        no scale does. None when the bound was not measured.
+        """
+        statuses = {scaled.status for scaled in self.reached}
+        if not self.bound or not statuses:
+            return None
+        return next(status for status in (MET, CANNOT_TELL, UNMET) if status in statuses)
 
     def rung(self, scaling: str, skip_layers: tuple[int, ...] = ()) -> Rung | None:
         return next((r for r in self.rungs if r.arm.scaling == scaling and r.arm.skip_layers == skip_layers), None)

@@ -22,9 +22,12 @@ import msgspec
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import Worksheet
 from kvtriage.records.case import ArmRecord, Reason
-from kvtriage.stages.clauses import CANNOT_TELL, MET, UNMET, worst
+from kvtriage.stages.clauses import CANNOT_TELL, MET, QUALITY, UNMET, worst
 
-__all__ = ["Outcome", "Rung", "choose", "lean", "order", "repair_of"]
+__all__ = ["BARS", "Outcome", "Rung", "choose", "lean", "order", "repair_of"]
+
+BARS = ("backend", "capacity", "latency")
+"""Clauses that can forbid an arm whatever it does to the answers."""
 
 _MACHINERY = {"unit": 0, "per_tensor": 1, "per_head": 2, "native": 3}
 
@@ -45,7 +48,7 @@ class Rung:
     @property
     def quality(self) -> str:
         """Quality, and latency where the rule gives it weight."""
-        return worst(r.status for r in self.reasons if r.clause in ("kl", "nll", "top1", "needle", "latency"))
+        return worst(r.status for r in self.reasons if r.clause in (*QUALITY, "latency"))
 
     @property
     def soundness(self) -> str:
@@ -61,6 +64,10 @@ class Rung:
     def undecided(self) -> tuple[Reason, ...]:
         """The clauses that keep this rung in doubt."""
         return tuple(r for r in self.reasons if r.status == CANNOT_TELL and r.clause != "range")
+
+    def without(self, *clauses: str) -> Rung:
+        """The same rung, as if the rule had no such clauses."""
+        return replace(self, reasons=tuple(r for r in self.reasons if r.clause not in clauses))
 
     def status_of(self, clause: str) -> str | None:
         return next((r.status for r in self.reasons if r.clause == clause), None)
@@ -100,10 +107,12 @@ def choose(rungs: Iterable[Rung], native: Rung) -> Outcome:
     return Outcome(_if_allowed(native), doubts)
 
 
-def lean(rungs: Iterable[Rung], native: Rung) -> Rung:
-    """The choice if every mean were exact and capacity no object: where the evidence leans."""
-    settled = [_settle(rung) for rung in rungs]
-    return choose(settled, _settle(native)).choice or native
+def lean(rungs: Iterable[Rung], native: Rung, *, leave_out: tuple[str, ...] = ("capacity",)) -> Rung:
+    """Where the evidence leans: the choice if every mean were exact and `leave_out` no matter."""
+    known = [*rungs, native]
+    settled = [_settle(rung.without(*leave_out)) for rung in known]
+    chosen = choose(settled[:-1], settled[-1]).choice or native
+    return next(rung for rung in known if rung.arm is chosen.arm)
 
 
 def repair_of(scaling: str, skips: bool) -> str:
@@ -134,14 +143,12 @@ def _if_allowed(native: Rung) -> Rung | None:
 
 
 def _settle(rung: Rung) -> Rung:
-    """Undecided clauses read by their means; capacity left out."""
-    reasons = []
-    for reason in rung.reasons:
-        if reason.clause == "capacity":
-            continue
-        if reason.status == CANNOT_TELL:
-            held = reason.value is not None and reason.threshold is not None and reason.value <= reason.threshold
-            reasons.append(msgspec.structs.replace(reason, status=MET if held else UNMET))
-        else:
-            reasons.append(reason)
-    return replace(rung, reasons=tuple(reasons))
+    """Undecided clauses read by their means."""
+    return replace(rung, reasons=tuple(map(_settle_reason, rung.reasons)))
+
+
+def _settle_reason(reason: Reason) -> Reason:
+    if reason.status != CANNOT_TELL:
+        return reason
+    held = reason.value is not None and reason.threshold is not None and reason.value <= reason.threshold
+    return msgspec.structs.replace(reason, status=MET if held else UNMET)

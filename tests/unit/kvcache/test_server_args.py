@@ -17,6 +17,7 @@ def test_all_fp8(scaling: Scaling) -> None:
 
 def test_native_names_its_dtype_because_auto_follows_the_checkpoint() -> None:
     assert vllm_args(CachePolicy.native(24), GPT_OSS_20B, "model") == ("model", "--kv-cache-dtype", "bfloat16")
+    assert vllm_args(CachePolicy.native(24), GPT_OSS_20B, None, "float16") == ("--kv-cache-dtype", "float16")
 
 
 def test_some_layers_go_by_index() -> None:

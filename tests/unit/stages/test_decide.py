@@ -10,9 +10,9 @@ import pytest
 
 from kvtriage.errors import CaseError, EngineError, StudyError
 from kvtriage.records.case import Reason, RepairChoice, ScoreTrial, Verdict
+from kvtriage.records.pairing import Trials
 from kvtriage.records.study import Rule
 from kvtriage.stages.decide import decide
-from kvtriage.stages.pairing import Trials
 from tests.unit.stages.verdict_cases import (
     HOPELESS,
     LAYERS,
@@ -89,6 +89,10 @@ def test_sliding_layers_are_priced_by_their_window() -> None:
     assert "all 3 sliding layers" in verdict.headline
 
 
+def test_a_native_cache_is_named_by_its_dtype() -> None:
+    assert replace(HOPELESS, native_dtype="float16").decide().vllm_args[-1] == "float16"
+
+
 def test_scales_without_a_checkpoint_name_no_model() -> None:
     verdict = replace(UNDERFLOW, checkpoint=None).decide()
     assert verdict.vllm_args == ("--kv-cache-dtype", "fp8")
@@ -148,7 +152,7 @@ def test_arms_that_are_each_other_are_refused() -> None:
 
 
 def test_thin_evidence_cannot_tell_and_says_how_much_would() -> None:
-    case = replace(drifting(bound=0.04, fp8_unit=0.048), spread=0.4)
+    case = replace(drifting(bound=0.04, fp8_unit=0.048, fp8_per_tensor=0.036, fp8_per_head=0.036), spread=0.4)
     verdict = case.decide()
     assert (verdict.status, verdict.choice, verdict.arm, verdict.vllm_args) == ("cannot_tell", None, None, ())
     assert verdict.ratio_vs_bf16 is None
@@ -192,6 +196,12 @@ def test_one_item_has_no_interval() -> None:
     assert "at least two items" in verdict.next_step
 
 
+def test_two_equal_readings_decide_nothing() -> None:
+    verdict = replace(Case(), items=2, top1={"fp8_unit": 0.05}).decide()
+    top1 = reason(verdict, "top1", "fp8_unit", "bucket 256")
+    assert (top1.items, top1.low, top1.high, top1.status, top1.items_needed) == (2, None, None, "cannot_tell", 4)
+
+
 def test_needles_in_doubt_ask_for_needles() -> None:
     case = replace(Case(), needle={"fp8_unit": 0.249})
     verdict = case.decide()
@@ -202,7 +212,9 @@ def test_needles_in_doubt_ask_for_needles() -> None:
 
 def test_range_in_doubt_asks_for_no_items_of_its_own() -> None:
     """Only quality keeps fp8_unit in doubt; its range would need more items than that."""
-    verdict = replace(drifting(bound=0.0285, fp8_unit=0.043), spread=0.4).decide()
+    verdict = replace(
+        drifting(bound=0.0285, fp8_unit=0.043, fp8_per_tensor=0.029, fp8_per_head=0.029), spread=0.4
+    ).decide()
     in_range = reason(verdict, "range", "fp8_unit")
     assert (verdict.status, in_range.status) == ("cannot_tell", "cannot_tell")
     assert in_range.items_needed is not None
@@ -243,16 +255,67 @@ def test_nll_is_paired_item_by_item() -> None:
     assert nll.high - nll.low < 0.003
 
 
-def test_range_is_read_against_the_bound_and_its_own_threshold() -> None:
+def test_range_is_read_against_the_best_of_bound_and_calibrated_arms() -> None:
     healthy, faulty = Case().decide(), UNDERFLOW.decide()
     assert reason(healthy, "range", "fp8_unit").status == "met"
     assert reason(healthy, "range", "fp8_unit").threshold == pytest.approx(0.005)
     wrong = reason(faulty, "range", "fp8_unit")
     assert wrong.status == "unmet"
-    assert wrong.value == pytest.approx(0.0195, abs=0.001)
+    assert "beyond fp8_per_head" in wrong.text
+    assert wrong.value == pytest.approx(0.0201, abs=0.001)
     offset = reason(OFFSET.decide(), "range", "fp8_per_tensor")
+    assert "beyond bound" in offset.text
     assert offset.status == "unmet"
     assert offset.threshold == pytest.approx(0.5 * 0.0775, rel=0.05)
+
+
+@pytest.mark.parametrize("inflated", [0.02, 0.04, 0.3])
+def test_an_inflated_bound_does_not_hide_range(inflated: float) -> None:
+    """The bound's position is chosen by squared error, so an arm may well come out below it."""
+    verdict = replace(UNDERFLOW, kl={**UNDERFLOW.kl, "bound": inflated}).decide()
+    assert reason(verdict, "range", "fp8_unit").status == "unmet"
+    assert (verdict.status, verdict.repair, verdict.arm) == ("decided", "scales", "fp8_per_tensor")
+    assert "Mantissa is wrong" not in said(verdict)
+
+
+def test_an_arm_is_not_its_own_reference_under_another_name() -> None:
+    case = replace(without(UNDERFLOW, "fp8_per_head"), same_as={"fp8_per_head": "fp8_per_tensor"})
+    assert "beyond bound" in reason(case.decide(), "range", "fp8_per_tensor").text
+
+
+def test_the_reference_has_an_error_of_its_own() -> None:
+    """The excess alone is certain; half of a reference that swings from item to item is not."""
+    case = without(drifting(bound=0.016, fp8_unit=0.0265), *SPARE_ARMS)
+    assert reason(case.decide(), "range", "fp8_unit").status == "unmet"
+    swinging = []
+    for trial in case.trials():
+        if isinstance(trial, ScoreTrial) and trial.task == "text" and trial.arm in ("bound", "fp8_unit"):
+            swing = 0.012 * (1 if trial.item_id.endswith(("0", "2", "4", "6")) else -1)
+            kl = (trial.metrics["kl"] or 0.0) + swing
+            trial = msgspec.structs.replace(trial, metrics={**trial.metrics, "kl": kl})
+        swinging.append(trial)
+    in_range = reason(case.decide(swinging), "range", "fp8_unit")
+    assert in_range.status == "cannot_tell"
+    assert in_range.low is not None
+    assert in_range.high is not None
+    assert in_range.threshold is not None
+    assert in_range.low <= in_range.threshold < in_range.high
+    assert in_range.items_needed is not None
+    assert in_range.items_needed > in_range.items
+
+
+def test_an_excess_below_the_least_that_matters_is_right_whatever_its_ratio() -> None:
+    in_range = reason(drifting(bound=0.002, fp8_unit=0.006, fp8_per_tensor=0.002, fp8_per_head=0.002).decide(),
+                      "range", "fp8_unit")  # fmt: skip
+    assert in_range.status == "met"
+    assert in_range.threshold == 0.005
+
+
+def test_range_inside_the_noise_is_not_wrong() -> None:
+    case = replace(UNDERFLOW, kl={**UNDERFLOW.kl, "bf16_repeat": 0.03})
+    in_range = reason(case.decide(), "range", "fp8_unit")
+    assert in_range.status == "met"
+    assert "inside the noise of BF16 repeated" in in_range.text
 
 
 def test_gemma_as_measured_needs_nothing() -> None:
@@ -260,21 +323,27 @@ def test_gemma_as_measured_needs_nothing() -> None:
     assert verdict.choice == UNIT
 
 
-def test_a_skip_arm_is_read_against_the_same_skip_with_the_best_scales() -> None:
-    wrong = reason(OFFSET_AND_UNDERFLOW.decide(), "range", "fp8_unit_skip")
+def test_a_skip_arm_is_read_against_the_same_skip_with_other_scales() -> None:
+    verdict = OFFSET_AND_UNDERFLOW.decide()
+    wrong = reason(verdict, "range", "fp8_unit_skip")
     assert "beyond fp8_per_head_skip" in wrong.text
     assert wrong.status == "unmet"
+    right = reason(verdict, "range", "fp8_per_head_skip")
+    assert "beyond fp8_unit_skip" in right.text
+    assert right.status == "met"
 
 
-def test_the_best_scales_of_a_skip_have_nothing_to_be_read_against() -> None:
-    verdict = OFFSET_AND_UNDERFLOW.decide()
-    assert not [r for r in verdict.reasons if r.clause == "range" and r.arm == "fp8_per_head_skip"]
+def test_a_skip_without_another_of_its_kind_has_nothing_to_be_read_against() -> None:
+    verdict = without(OFFSET, "fp8_per_head_skip").decide()
+    assert not [r for r in verdict.reasons if r.clause == "range" and r.arm == "fp8_unit_skip"]
 
 
-def test_without_the_bound_range_is_not_judged() -> None:
+def test_without_the_bound_range_is_read_against_other_arms() -> None:
     verdict = without(UNDERFLOW, "bound").decide()
-    assert not [r for r in verdict.reasons if r.clause == "range" and not r.arm.endswith("_skip")]
+    assert reason(verdict, "range", "fp8_unit").status == "unmet"
     assert "scale-free bound was not measured" in said(verdict)
+    alone = without(UNDERFLOW, "bound", *SPARE_ARMS).decide()
+    assert not [r for r in alone.reasons if r.clause == "range"]
 
 
 def test_range_that_nothing_repairs_is_still_better_than_bf16() -> None:
@@ -320,7 +389,10 @@ def test_an_arm_that_is_another_answers_with_its_trials() -> None:
 
 def test_needle_hits_are_told() -> None:
     verdict = replace(Case(), hits={"fp8_unit": 5}).decide()
-    assert "6/6 needles found in BF16, 5/6 here" in reason(verdict, "needle", "fp8_unit", "bucket 256").text
+    assert (
+        "6/6 needles found in BF16, 5/6 here (43.6 % to 97.0 %)"
+        in reason(verdict, "needle", "fp8_unit", "bucket 256").text
+    )
     assert "needles 12/12 → 10/12" in said(verdict)
 
 
@@ -332,8 +404,20 @@ def test_a_capacity_floor_can_leave_no_choice() -> None:
     assert (verdict.status, verdict.choice, verdict.items_needed, verdict.repair) == ("cannot_tell", None, None, "skip")
     assert reason(verdict, "capacity", "fp8_unit_skip").status == "unmet"
     assert reason(verdict, "capacity", "fp8_unit").status == "met"
-    assert "capacity" in verdict.headline
+    assert verdict.headline == (
+        "No choice: the capacity floor of 1.90 times BF16 excludes BF16 and every arm that keeps the margins and can "
+        "be served, and more items will not help."
+    )
     assert "capacity_floor_ratio" in verdict.next_step
+    assert "new case folder" in verdict.next_step
+    assert "certain and not thin evidence" in said(verdict)
+
+
+def test_a_capacity_floor_that_nothing_meets_is_certain() -> None:
+    verdict = replace(Case(), rule=Rule(capacity_floor_ratio=2.5)).decide()
+    assert (verdict.status, verdict.choice, verdict.items_needed, verdict.repair) == ("cannot_tell", None, None, "none")
+    assert "excludes everything, FP8 in every layer included" in verdict.headline
+    assert "more items will not help" in verdict.next_step
 
 
 def test_a_capacity_floor_that_the_choice_keeps_is_no_matter() -> None:
@@ -361,8 +445,18 @@ def test_latency_with_weight_can_forbid() -> None:
     assert clause.status == "unmet"
     assert clause.threshold == pytest.approx(0.1)
     assert clause.value == pytest.approx(0.655, abs=0.01)
-    assert verdict.arm == "bf16"
+    assert (verdict.arm, verdict.repair) == ("bf16", "none")
+    assert verdict.headline.startswith("Stay with BF16: fp8_unit keeps the margins, but a decoded token at 2,048")
     assert replace(case, rule=Rule(latency_weight=1.0)).decide().choice == UNIT
+
+
+@pytest.mark.parametrize(
+    ("faulty", "repair"), [(UNDERFLOW, "scales"), (OFFSET, "skip"), (OFFSET_AND_UNDERFLOW, "both")]
+)
+def test_what_fp8_needs_does_not_depend_on_latency(faulty: Case, repair: str) -> None:
+    slow = dict.fromkeys((name for name in Case().kl if name.startswith("fp8")), (1e-5, 0.030))
+    verdict = replace(faulty, itl=slow, rule=Rule(latency_weight=0.1)).decide()
+    assert (verdict.arm, verdict.repair) == ("bf16", repair)
 
 
 def test_latency_with_weight_but_without_times_cannot_tell() -> None:
@@ -387,7 +481,18 @@ def test_a_backend_without_per_head_scales_changes_the_advice() -> None:
 
 def test_a_backend_without_per_head_scales_and_no_way_round() -> None:
     case = without(SPREAD_HEADS, "fp8_unit_skip", "fp8_per_head_skip")
-    assert replace(case, backend="triton_attn").decide().arm == "bf16"
+    verdict = replace(case, backend="triton_attn").decide()
+    assert (verdict.arm, verdict.repair) == ("bf16", "scales")
+    assert "fp8_per_head keeps the margins, but triton_attn does not take one scale per KV head" in verdict.headline
+
+
+def test_without_per_head_scales_both_faults_ask_for_both_repairs() -> None:
+    case = replace(without(OFFSET_AND_UNDERFLOW, "fp8_per_head", "fp8_per_head_skip"), backend="triton_attn")
+    verdict = replace(case, kl={**case.kl, "fp8_per_tensor_skip": 0.0084}).decide()
+    assert "beyond fp8_per_tensor_skip" in reason(verdict, "range", "fp8_unit_skip").text
+    assert (verdict.repair, verdict.arm) == ("both", "fp8_per_tensor_skip")
+    undecided = replace(case, items=1, kl={**case.kl, "fp8_per_tensor_skip": 0.0084}).decide()
+    assert (undecided.status, undecided.repair) == ("cannot_tell", "both")
 
 
 def test_the_backend_does_not_matter_where_per_tensor_is_enough() -> None:

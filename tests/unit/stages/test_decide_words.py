@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+import pytest
+
 from kvtriage.records.case import Verdict
 from kvtriage.records.study import Rule
+from kvtriage.stages.decide import decide
 from kvtriage.stages.findings import heads_off_range
 from kvtriage.stages.wording import format_interval, format_nats, format_share, join_words, name_layers
 from tests.unit.stages.verdict_cases import (
@@ -44,7 +48,9 @@ def test_range_is_not_blamed_when_it_is_not_shown() -> None:
 def test_range_and_mantissa_are_told_apart() -> None:
     assert "Range is wrong: at scale 1 FP8 drifts 0.0287" in said(UNDERFLOW.decide())
     assert "Mantissa is wrong" not in said(UNDERFLOW.decide())
-    assert "Mantissa is wrong: even with unlimited range its 3 bits cost 0.0775" in said(OFFSET.decide())
+    assert "Mantissa is wrong: the best that scales reach is 0.0775 nats per token (the scale-free bound)" in said(
+        OFFSET.decide()
+    )
     assert "Range is wrong" not in said(OFFSET.decide())
     both = said(OFFSET_AND_UNDERFLOW.decide())
     assert "Mantissa is wrong" in both
@@ -85,7 +91,42 @@ def test_what_is_inside_the_noise_is_not_called_different() -> None:
     kl = {**Case().kl, "bf16_repeat": 0.002}
     assert "granularity (fp8_per_tensor → fp8_per_head) no difference" in said(replace(Case(), kl=kl).decide())
     quiet = replace(Case(), kl={**kl, "bf16_repeat": 0.0120}).decide()
-    assert "inside the noise of BF16 repeated" in next(r.text for r in quiet.reasons if r.clause == "kl")
+    assert "drifts 0.0098 nats per token, inside the noise of BF16 repeated" in said(quiet)
+
+
+def test_every_metric_has_a_noise_floor_in_every_cell() -> None:
+    """BF16 repeated changes 6 % of the likeliest tokens here, and the needles' likelihood by 0.03."""
+    noisy = replace(
+        Case(), kl={**Case().kl, "bf16_repeat": 0.012}, top1={"bf16_repeat": 0.06}, needle={"bf16_repeat": 0.03}
+    )
+    for case, expected in ((noisy, True), (Case(), False)):
+        told = {
+            r.clause: "inside the noise" in r.text for r in case.decide().reasons if r.arm == "fp8_unit" and r.items
+        }
+        assert told == dict.fromkeys(("kl", "nll", "top1", "needle", "range"), expected)
+
+
+def test_contrast_arms_read_as_a_sentence() -> None:
+    case = Case()
+    arms = (*case.evidence().arms, msgspec.structs.replace(
+        case.evidence().arms[-1], name="fp8_sliding_only", label="FP8 in the sliding layers only", role="contrast",
+        skip_layers=(1, 3, 5),
+    ))  # fmt: skip
+    trials = [msgspec.structs.replace(t, arm="fp8_sliding_only") for t in case.trials() if t.arm == "fp8_unit"]
+    evidence = msgspec.structs.replace(case.evidence(), arms=arms)
+    verdict = decide(case.plan(), case.scales(), case.sensitivities(), evidence, (*case.trials(), *trials), None, {})
+    assert "Drift by attention type: 0.0098 with FP8 in the sliding layers only." in said(verdict)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_latencies_are_never_the_servers(device: str) -> None:
+    case = Case()
+    conditions = msgspec.structs.replace(case.evidence().conditions, device=device)
+    evidence = msgspec.structs.replace(case.evidence(), conditions=conditions)
+    verdict = decide(case.plan(), case.scales(), case.sensitivities(), evidence, case.trials(), None, {})
+    (caveat,) = [line for line in verdict.caveats if line.startswith("Latencies")]
+    assert f"on {device}: they say nothing about the speed of flash_attn's kernels" in caveat
+    assert ("GPU" in caveat) is (device == "cpu")
 
 
 def test_a_suspicion_is_not_a_proof() -> None:
@@ -113,7 +154,7 @@ def test_the_engine_and_its_limits_are_said() -> None:
         "embedded engine on cpu (storage numerics",
         "1,024 of the model's 8,192",
         "135 million",
-        "nothing about",
+        "say nothing about the speed of flash_attn's kernels, nor about a GPU",
     ):
         assert part in text
 

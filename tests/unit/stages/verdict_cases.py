@@ -31,6 +31,7 @@ from kvtriage.stages.decide import decide
 LAYERS = 6
 HEADS = 3
 SKIP = (3,)
+LATENCY_CONTEXTS = (128, 512, 1024, 2048)
 CONDITIONS = "c" * 64
 
 SCALINGS = {"fp8_unit": "unit", "fp8_per_tensor": "per_tensor", "fp8_per_head": "per_head", "bound": "mantissa"}
@@ -70,12 +71,19 @@ class Case:
     suspects_stand_out: bool = True
     kinds: tuple[str, ...] = ("full",) * LAYERS
     kv_heads: int = HEADS
+    native_dtype: str = "bfloat16"
     per_head: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """V scale by (layer, head); others 0.02."""
     checkpoint: str | None = "case/checkpoint"
 
     def plan(self) -> Plan:
-        study = Study(buckets=(256, 1024), items_per_bucket=self.items, backend=self.backend, rule=self.rule)
+        study = Study(
+            buckets=(256, 1024),
+            items_per_bucket=self.items,
+            latency_contexts=LATENCY_CONTEXTS,
+            backend=self.backend,
+            rule=self.rule,
+        )
         geometry = [
             LayerGeometry(
                 layer_idx=i,
@@ -153,7 +161,7 @@ class Case:
             backend="eager",
             numerics="storage",
             compute_dtype="float32",
-            native_dtype="bfloat16",
+            native_dtype=self.native_dtype,
             threads=1,
             memory_bytes=16 * 1024**3,
             scales="x",
@@ -208,7 +216,7 @@ class Case:
 
     def _trials_of(self, arm: str, number: int) -> list[Trial]:
         trials: list[Trial] = []
-        kl = self.kl[arm]
+        kl, quantised = self.kl[arm], not arm.startswith("bf16")
         for bucket in (256, 1024):
             for i in range(self.items):
                 jitter = self.spread * (((i * 7 + number * 3 + bucket) % 11) / 5 - 1)
@@ -217,16 +225,16 @@ class Case:
                 metrics = {
                     "nll": self.nll + 0.3 * i + drift,
                     "kl": drift,
-                    "top1_changed": self.top1.get(arm, 0.05 if kl else 0.0),
+                    "top1_changed": self.top1.get(arm, 0.05 if quantised else 0.0),
                 }
                 trials.append(_score(arm, "text", f"text-{bucket}-{i}", bucket, metrics, lost))
             for i in range(6):
-                more = self.needle.get(arm, 0.02 if kl else 0.0) * (1 + 0.1 * (i % 3 - 1))
+                more = self.needle.get(arm, 0.02 if quantised else 0.0) * (1 + 0.1 * (i % 3 - 1))
                 metrics = {"nll": 0.5 + 0.1 * i + more, "kl": kl, "top1_changed": 0.0}
                 metrics["hit"] = 1.0 if i < self.hits.get(arm, 6) else 0.0
                 trials.append(_score(arm, "needle", f"needle-{bucket}-{i}", bucket, metrics, False))
         slope, intercept = self.itl.get(arm, (1e-5, 0.010))
-        for context_len in (128, 512, 1024, 2048):
+        for context_len in LATENCY_CONTEXTS:
             for repeat in range(2):
                 itl_s = slope * context_len + intercept + 1e-5 * ((repeat + number + context_len // 128) % 3 - 1)
                 trials.append(

@@ -1,0 +1,200 @@
+"""Trials of all arms, item by item, so that any two arms can be compared on the same items.
+
+The verdict and the report both read from here, so that they cannot disagree on what a
+drift is. What could not be scored stays out of every average and is counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from kvtriage.errors import CaseError, EngineError
+from kvtriage.records.case import ArmRecord, Evidence, ScoreTrial, TimingTrial, Trial
+
+__all__ = [
+    "BASELINE",
+    "KL",
+    "NEEDLE_HIT",
+    "NEEDLE_NLL",
+    "NLL",
+    "TOP1",
+    "Item",
+    "Measure",
+    "Paired",
+    "Trials",
+    "check_trials",
+    "is_needle",
+    "sort_trials",
+]
+
+BASELINE = "bf16"
+
+Item = tuple[str, str]
+"""(task, item_id)."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is read off a trial: a key of its metrics, on running text or on retrieved answers."""
+
+    metric: str
+    needle: bool = False
+
+    @property
+    def reference(self) -> str | None:
+        """BF16 for a likelihood; the other metrics are differences from BF16 already, or counts."""
+        return BASELINE if self.metric == "nll" else None
+
+    def keeps(self, bucket: int | None) -> Callable[[ScoreTrial], bool]:
+        """The trials of one cell; `bucket` None is all buckets together."""
+        return lambda trial: is_needle(trial) is self.needle and bucket in (None, trial.bucket)
+
+
+KL = Measure("kl")
+NLL = Measure("nll")
+TOP1 = Measure("top1_changed")
+NEEDLE_NLL = Measure("nll", needle=True)
+NEEDLE_HIT = Measure("hit", needle=True)
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One value per item that both sides could score, and the number of items left out."""
+
+    values: tuple[float, ...]
+    unscored: int
+
+
+@dataclass(frozen=True)
+class Trials:
+    """All trials of a case, by the arm that ran them. An arm with `same_as` answers as that arm."""
+
+    arms: Mapping[str, ArmRecord]
+    scores: Mapping[str, Mapping[Item, ScoreTrial]]
+    timings: Mapping[str, tuple[TimingTrial, ...]]
+
+    def runner(self, arm: str) -> str:
+        """The arm whose trials serve for `arm`: its own name, or the end of its `same_as`."""
+        name = arm
+        for _ in self.arms:
+            same = self.arms[name].same_as if name in self.arms else None
+            if same is None:
+                return name
+            name = same
+        raise CaseError(
+            f"the arms of this case refer to each other in a circle: {arm!r}", hint="run kvtriage ablate again"
+        )
+
+    def scores_of(self, arm: str) -> Mapping[Item, ScoreTrial]:
+        return self.scores.get(self.runner(arm), {})
+
+    def timings_of(self, arm: str) -> tuple[TimingTrial, ...]:
+        return self.timings.get(self.runner(arm), ())
+
+    def generations_of(self, arm: str) -> tuple[TimingTrial, ...]:
+        """Single-sequence generations of an arm with at least one timed step."""
+        return tuple(trial for trial in self.timings_of(arm) if trial.phase == "latency" and trial.token_s)
+
+    def drift(self, measure: Measure, arm: str, bucket: int | None = None) -> Paired:
+        """How far an arm is from BF16 on each item of one cell."""
+        return self.paired(measure.metric, arm, measure.reference, measure.keeps(bucket))
+
+    def noise(self, measure: Measure, bucket: int | None = None) -> float | None:
+        """Mean absolute difference of BF16 repeated from BF16; None where it was not measured."""
+        repeat = next((arm.name for arm in self.arms.values() if arm.role == "noise"), None)
+        if repeat is None:
+            return None
+        values = self.paired(measure.metric, repeat, measure.reference, measure.keeps(bucket)).values
+        return math.fsum(map(abs, values)) / len(values) if values else None
+
+    def paired(
+        self, metric: str, arm: str, reference: str | None, keep: Callable[[ScoreTrial], bool], times: float = 1.0
+    ) -> Paired:
+        """`metric` of `arm`, less `times` that of `reference` on the same item, over the items in `keep`.
+
+        An item that the baseline was asked and either side could not score is counted.
+        """
+        asked = {item for item, trial in self.scores_of(BASELINE).items() if keep(trial)}
+        asked |= {item for item, trial in self.scores_of(arm).items() if keep(trial)}
+        values = []
+        for item in sorted(asked):
+            value = _scored(self.scores_of(arm), item, metric)
+            base = 0.0 if reference is None else _scored(self.scores_of(reference), item, metric)
+            if value is not None and base is not None:
+                values.append(value - times * base)
+        return Paired(tuple(values), len(asked) - len(values))
+
+
+def is_needle(trial: ScoreTrial) -> bool:
+    """Retrieval trials say whether the answer was hit; text trials have nothing to hit."""
+    return "hit" in trial.metrics
+
+
+def sort_trials(arms: Iterable[ArmRecord], trials: Iterable[Trial]) -> Trials:
+    """The trials by the arm that ran them, as they are; `check_trials` says whether to believe them."""
+    scores: dict[str, dict[Item, ScoreTrial]] = {}
+    timings: dict[str, list[TimingTrial]] = {}
+    for trial in trials:
+        match trial:
+            case ScoreTrial():
+                scores.setdefault(trial.arm, {})[trial.task, trial.item_id] = trial
+            case TimingTrial():
+                timings.setdefault(trial.arm, []).append(trial)
+            case _:
+                pass
+    return Trials({arm.name: arm for arm in arms}, scores, {name: tuple(rows) for name, rows in timings.items()})
+
+
+def check_trials(evidence: Evidence, trials: Iterable[Trial]) -> None:
+    """Whether these trials may be compared at all.
+
+    Raises CaseError for a trial of other conditions, of an arm that the evidence does not
+    name, or of an item that this arm ran before; EngineError for an arm that stored
+    something else than BF16 and yet did not drift at all.
+    """
+    arms = {arm.name: arm for arm in evidence.arms}
+    drifts: dict[str, list[float | None]] = {}
+    seen: set[tuple[str, str, str]] = set()
+    for trial in trials:
+        if trial.conditions != evidence.conditions_hash:
+            raise CaseError(
+                f"a trial of arm {trial.arm!r} was measured under other conditions than this evidence",
+                hint="numbers of different engines, machines or studies are not compared: start a new case folder",
+            )
+        if trial.arm not in arms:
+            raise CaseError(
+                f"a trial belongs to arm {trial.arm!r}, which the evidence does not name",
+                hint="run kvtriage ablate again, or start a new case folder",
+            )
+        if isinstance(trial, ScoreTrial):
+            item = (trial.arm, trial.task, trial.item_id)
+            if item in seen:
+                raise CaseError(
+                    f"item {trial.item_id!r} of task {trial.task!r} stands twice under arm {trial.arm!r}",
+                    hint="trials.jsonl was edited or joined by hand: start a new case folder",
+                )
+            seen.add(item)
+            drifts.setdefault(trial.arm, []).append(trial.metrics.get("kl"))
+    if BASELINE not in drifts:
+        raise CaseError("the evidence holds no BF16 trials to compare with", hint="run kvtriage ablate again")
+    for name, found in drifts.items():
+        _check_drift(arms[name], [kl for kl in found if kl is not None])
+
+
+def _check_drift(arm: ArmRecord, drifts: list[float]) -> None:
+    if all(word == "native" for word in arm.policy):
+        return
+    if drifts and not any(drifts):
+        raise EngineError(
+            f"arm {arm.name!r} does not differ from BF16 on any of its {len(drifts)} items: quantisation never engaged",
+            hint="the engine did not store what the arm asked for; run kvtriage selftest",
+        )
+
+
+def _scored(trials: Mapping[Item, ScoreTrial], item: Item, metric: str) -> float | None:
+    """None for an item that is missing, that was not scored, or whose score is not a number."""
+    trial = trials.get(item)
+    value = None if trial is None else trial.metrics.get(metric)
+    return value if value is not None and math.isfinite(value) else None
