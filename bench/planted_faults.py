@@ -5,8 +5,10 @@
 
 A fault changes how K and V look on their way into the cache and leaves the BF16 function as it
 was, so the right repair is known. The whole job runs on each planted checkpoint, by the command
-line, with the study beside this file. A row is right when the repair and the skipped layers
-are those of the truth, and the scaling is one that repairs the fault. Exit 1 unless all are right.
+line, with the study beside this file. A row is right when the repair, the skipped layers and the
+scaling, the coarsest that repairs, are all those of the truth. Exit 1 unless all are right, and
+when a fault is planted, or refused, where `REFUSED` says otherwise. With --keep, what is finished
+in the folder is not measured again.
 """
 
 from __future__ import annotations
@@ -21,12 +23,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kvtriage.checkpoints.faults import FAULTS, TRUTH_NAME
+from kvtriage.checkpoints.faults import FAULTS, TRUTH_NAME, UnsupportedFault, plant
+from kvtriage.checkpoints.model_folder import load_model_folder
+from kvtriage.cli.sources import resolve_model
+from kvtriage.cli.terminal import open_progress
+from kvtriage.kvcache.readers import read_cache_spec
 
-MODELS = ("smollm2-135m", "gemma3-270m")
+REFUSED = {"smollm2-135m": {"v_offset_type"}, "gemma3-270m": {"k_overflow", "head_spread"}}
+"""Demo model → the faults that it cannot carry; it carries all others."""
 STUDY = Path(__file__).with_suffix(".toml")
-BAD_INPUT = 2
-FINER = {"unit": 0, "per_tensor": 1, "per_head": 2}
+DECIDED, CANNOT_TELL = 0, 3
 
 
 @dataclass(frozen=True)
@@ -47,31 +53,36 @@ class Row:
 
     @property
     def right(self) -> bool:
-        scaled = self.truth_scaling == "unit" or FINER.get(self.found_scaling, 0) >= FINER[self.truth_scaling]
-        return (
-            self.status == "decided" and self.found == self.truth and self.found_layers == self.truth_layers and scaled
-        )
+        found = (self.status, self.found, self.found_layers, self.found_scaling)
+        return found == ("decided", self.truth, self.truth_layers, self.truth_scaling)
 
 
-def kvtriage(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command, run as a user would; stderr passes through."""
-    return subprocess.run(
-        [sys.executable, "-m", "kvtriage", *arguments], stdout=subprocess.PIPE, text=True, check=False
-    )
+def plant_one(model: str, fault: str, out: Path) -> bool:
+    """Plant with the fault's own defaults, unless it is there already; False where the model cannot carry it."""
+    if (out / TRUTH_NAME).exists():
+        return True
+    with open_progress() as report:
+        source = load_model_folder(resolve_model(f"demo:{model}", report), trust_remote_code=False)
+    try:
+        plant(source, read_cache_spec(source.config), fault, layer=None, head=None, strength=None, out=out)
+    except UnsupportedFault:
+        return False
+    return True
 
 
 def judge(model: str, fault: str, folder: Path) -> Row | None:
-    """Plant, run, compare. None where the model cannot carry the fault."""
-    planted, case = folder / f"{model}-{fault}", folder / f"{model}-{fault}-case"
-    done = kvtriage("faults", "plant", f"demo:{model}", "--fault", fault, "--out", str(planted))
-    if done.returncode == BAD_INPUT:
+    """Plant, run, compare. None where the model cannot carry the fault, as `REFUSED` says."""
+    checkpoint, case = folder / f"{model}-{fault}", folder / f"{model}-{fault}-case"
+    planted = plant_one(model, fault, checkpoint)
+    if planted == (fault in REFUSED[model]):
+        raise SystemExit(f"{fault} in {model} was {'planted' if planted else 'refused'}, and should not have been")
+    if not planted:
         return None
-    if done.returncode != 0:
-        raise SystemExit(f"planting {fault} in {model} failed with exit code {done.returncode}")
-    truth = json.loads((planted / TRUTH_NAME).read_text())
+    truth = json.loads((checkpoint / TRUTH_NAME).read_text())
     start = time.perf_counter()
-    done = kvtriage("run", str(planted), "--data", "demo:english", "--study", str(STUDY), "--out", str(case))
-    if not (case / "verdict.json").exists():
+    command = ["run", str(checkpoint), "--data", "demo:english", "--study", str(STUDY), "--out", str(case)]
+    done = subprocess.run([sys.executable, "-m", "kvtriage", *command], stdout=subprocess.PIPE, check=False)
+    if done.returncode not in (DECIDED, CANNOT_TELL):
         raise SystemExit(f"{model} with {fault}: no verdict, exit code {done.returncode}")
     verdict = json.loads((case / "verdict.json").read_text())
     choice = verdict["choice"] or {"scaling": "", "skip_layers": []}
@@ -108,17 +119,21 @@ def shown(layers: tuple[int, ...]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--models", default=",".join(REFUSED))
     parser.add_argument("--faults", default=",".join(FAULTS))
-    parser.add_argument("--keep", type=Path, help="leave checkpoints and cases in this folder")
+    parser.add_argument("--keep", type=Path, help="leave checkpoints and cases in this folder, and go on with those")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
+    models, faults = options.models.split(","), options.faults.split(",")
+    unknown = [*(set(models) - set(REFUSED)), *(set(faults) - set(FAULTS))]
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}")
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        for model in options.models.split(","):
-            for fault in options.faults.split(","):
+        for model in models:
+            for fault in faults:
                 row = judge(model, fault, folder)
                 if row is None:
                     print(f"{model}: {fault} does not fit", file=sys.stderr)
