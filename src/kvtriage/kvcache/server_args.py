@@ -5,19 +5,26 @@ ignores an entry that matches no layer; so they are written from the policy and 
 
 The dtype is always named. Under `auto` a checkpoint that declares a kv_cache_scheme switches its
 cache to FP8 by itself, so a native policy names its own: an explicit dtype wins over the
-checkpoint's. It has to be the dtype the model is served in. (vLLM 0.32.)
+checkpoint's. It has to be the dtype the model is served in.
+
+On GPUs one scale per KV head is for FlashAttention 3 and later alone: every other backend for plain
+FP8 refuses a checkpoint of strategy attn_head. So the backend is named, and a server that has not
+got it says so at its start. (vLLM 0.32: `--attention-backend` in engine/arg_utils.py,
+`supports_per_head_quant_scales` in v1/attention/backend.py and backends/flash_attn.py.)
 """
 
 from __future__ import annotations
 
-from kvtriage.kvcache.policy import CachePolicy, Fp8, Native
+from kvtriage.kvcache.policy import CachePolicy, Fp8, Native, Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
 __all__ = ["vllm_args"]
 
 DTYPE_FLAG = "--kv-cache-dtype"
 SKIP_FLAG = "--kv-cache-dtype-skip-layers"
+BACKEND_FLAG = "--attention-backend"
 SLIDING_WINDOW = "sliding_window"
+PER_HEAD_BACKEND = "FLASH_ATTN"
 
 
 def vllm_args(
@@ -27,7 +34,9 @@ def vllm_args(
 
     ('MODEL', '--kv-cache-dtype', 'fp8', '--kv-cache-dtype-skip-layers', 'sliding_window').
     `native_dtype` is what an unquantised cache is stored in, and named for a native policy.
-    Per-head and per-tensor scales are in the checkpoint; their policies differ by `model` alone.
+    Per-head and per-tensor scales are in the checkpoint: the flags differ by `model` and, where a
+    layer has more than one KV head, by the attention backend that per-head scales need. With one KV
+    head everywhere the two are equal, and the checkpoint is the per-tensor one.
     Raises ValueError for a policy that no server can apply: a probe, or mixed scalings.
     """
     if policy.num_layers != spec.num_layers:
@@ -38,7 +47,12 @@ def vllm_args(
     if policy.scaling is None or not all(_is_servable(fmt) for fmt in policy.formats):
         raise ValueError("a probe or a policy of mixed scalings cannot be served")
     skip = _skip_entries(policy.skip_layers, spec)
-    return (*serve, DTYPE_FLAG, "fp8", *((SKIP_FLAG, *skip) if skip else ()))
+    per_head = policy.scaling is Scaling.PER_HEAD and any(layer.num_kv_heads > 1 for layer in spec.layers)
+    return (
+        *(*serve, DTYPE_FLAG, "fp8"),
+        *((SKIP_FLAG, *skip) if skip else ()),
+        *((BACKEND_FLAG, PER_HEAD_BACKEND) if per_head else ()),
+    )
 
 
 def _is_servable(fmt: object) -> bool:

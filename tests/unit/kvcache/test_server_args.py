@@ -10,9 +10,21 @@ from tests.unit.kvcache.models import GPT_OSS_20B, layer, spec_of
 SLIDING = GPT_OSS_20B.layers_of(LayerKind.SLIDING)
 
 
-@pytest.mark.parametrize("scaling", list(Scaling))
+@pytest.mark.parametrize("scaling", [Scaling.UNIT, Scaling.PER_TENSOR])
 def test_all_fp8(scaling: Scaling) -> None:
     assert vllm_args(CachePolicy.fp8(24, scaling), GPT_OSS_20B, None) == ("--kv-cache-dtype", "fp8")
+
+
+def test_per_head_scales_name_the_one_backend_that_takes_them() -> None:
+    args = vllm_args(CachePolicy.fp8(24, Scaling.PER_HEAD), GPT_OSS_20B, None)
+    assert args == ("--kv-cache-dtype", "fp8", "--attention-backend", "FLASH_ATTN")
+
+
+def test_with_one_kv_head_any_backend_serves() -> None:
+    spec = spec_of(layer(0, kv_heads=1), layer(1, 4, kv_heads=1))
+    assert vllm_args(CachePolicy.fp8(2, Scaling.PER_HEAD), spec, None) == ("--kv-cache-dtype", "fp8")
+    spec = spec_of(layer(0, kv_heads=1), layer(1, 4, kv_heads=2))
+    assert vllm_args(CachePolicy.fp8(2, Scaling.PER_HEAD), spec, None)[2:] == ("--attention-backend", "FLASH_ATTN")
 
 
 def test_native_names_its_dtype_because_auto_follows_the_checkpoint() -> None:
@@ -28,17 +40,19 @@ def test_some_layers_go_by_index() -> None:
         "--kv-cache-dtype-skip-layers",
         "0",
         "5",
+        "--attention-backend",
+        "FLASH_ATTN",
     )
 
 
 def test_exactly_the_sliding_layers_go_by_name() -> None:
-    args = vllm_args(CachePolicy.fp8(24, Scaling.PER_HEAD, SLIDING), GPT_OSS_20B, None)
+    args = vllm_args(CachePolicy.fp8(24, Scaling.PER_TENSOR, SLIDING), GPT_OSS_20B, None)
     assert args[-2:] == ("--kv-cache-dtype-skip-layers", "sliding_window")
 
 
 @pytest.mark.parametrize("skip", [SLIDING[1:], (*SLIDING, 1)])
 def test_other_sets_never_go_by_that_name(skip: tuple[int, ...]) -> None:
-    args = vllm_args(CachePolicy.fp8(24, Scaling.PER_HEAD, skip), GPT_OSS_20B, None)
+    args = vllm_args(CachePolicy.fp8(24, Scaling.UNIT, skip), GPT_OSS_20B, None)
     assert args[3:] == tuple(str(idx) for idx in sorted(skip))
 
 
