@@ -68,8 +68,8 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     buckets: tuple[int, ...] = (256, 1024)
     items_per_bucket: int = 8
     score_tokens: int = 128
-    needle_depths: tuple[float, ...] = (0.1, 0.5, 0.9)
-    needles_per_depth: int = 2
+    needle_depths: tuple[float, ...] = (0.1, 0.4, 0.7, 0.95)
+    needles_per_depth: int = 1
     calibration_items: int = 8
     calibration_tokens: int = 1024
     holdout_items: int = 2

@@ -120,7 +120,7 @@ def test_without_the_engine_a_demo_model_is_refused(
 
 
 def test_without_torch_the_engine_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "kvtriage.engines.embedded", None)
+    monkeypatch.setitem(sys.modules, "kvtriage.engines.embedded.engine", None)
     with pytest.raises(EngineError, match="the embedded engine cannot start") as caught:
         embedded()
     assert "pip install 'kvtriage[engine]'" in caught.value.hint
