@@ -171,8 +171,7 @@ class TestDryRun:
         assert main([*args, "--dry-run"], wiring=fake()) == 0
         rows = [line.split(" ")[0] for line in capsys.readouterr().out.splitlines()]
         assert rows == [
-            *("calibrate", "diagnose", "bf16", "bf16_repeat", "fp8_unit", "fp8_per_tensor", "fp8_per_head"),
-            *("fp8_per_head_skip", "fp8_unit_skip", "bound", "total"),
+            *("calibrate", "diagnose", "bf16", "bf16_repeat", "fp8", "fp8_skip", "bound", "total"),
         ]
         assert list(tmp_path.iterdir()) == []
 

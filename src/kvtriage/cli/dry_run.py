@@ -2,136 +2,116 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import click
-import msgspec
 
 from kvtriage.cli.job import Subject
 from kvtriage.cli.terminal import say
-from kvtriage.engines.base import Arm, Engine, ScoreRequest
+from kvtriage.engines.base import Arm, Engine, EngineInfo
 from kvtriage.kvcache.policy import CachePolicy
-from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.records.case import ArmRecord, LayerScalesRecord, ScaleRecord, Sensitivities
-from kvtriage.stages.ablate import design_arms, estimate
+from kvtriage.kvcache.spec import LayerKind
+from kvtriage.records.case import ScaleRecord, Sensitivities
+from kvtriage.records.study import supports_per_head
+from kvtriage.stages.ablate import ArmCost, cost_arm, design_arms
 from kvtriage.stages.diagnose import count_probes
 from kvtriage.units import format_seconds, format_tokens
 
 __all__ = ["print_dry_run"]
 
-_WARM_UP_TOKENS = 32
+_DECODED = 5
+"""Tokens of the generation whose decode steps are timed."""
 
 
 @dataclass(frozen=True)
 class _Row:
     name: str
     label: str
-    tokens: int
+    cost: ArmCost
+
+
+@dataclass(frozen=True)
+class _Speed:
+    """Seconds per token, in BF16."""
+
+    read_s: float
+    decoded_s: float
+
+    def seconds(self, cost: ArmCost) -> float:
+        return cost.read_tokens * self.read_s + cost.decoded_tokens * self.decoded_s
 
 
 def print_dry_run(
     subject: Subject, engine: Engine, scales: ScaleRecord | None, sensitivities: Sensitivities | None
 ) -> None:
-    """The table on stdout, from a speed measured here and now. Writes nothing.
+    """The table on stdout, from speeds measured here and now. Writes nothing.
 
-    Without `scales` and `sensitivities` the stages before the ablation are counted as well, and
-    the arms are as many as there can be.
+    Without `scales` and `sensitivities` the arms are not known yet: then the stages before the
+    ablation are counted as well, and as many arms of each sort as there can be.
     """
-    rows = []
     if scales is None or sensitivities is None:
-        rows = _stages_before(subject)
-        scales, sensitivities = _stand_ins(subject.spec)
-        arms = tuple(map(_without_layers, design_arms(subject.plan, scales, sensitivities, engine.info())))
-        say("which layers stay in BF16 is found by diagnose; these are as many arms as there can be")
+        say("which arms there are is known after diagnose; this is what there can be at most")
+        rows = [*_stages_before(subject), *_arms_at_most(subject, engine.info())]
     else:
-        arms = design_arms(subject.plan, scales, sensitivities, engine.info())
-    speed = _seconds_per_token(subject, engine)
-    rows += [
-        _Row(found.arm, found.label if arm.same_as is None else f"{found.label} (is {arm.same_as})", found.tokens)
-        for found, arm in zip(estimate(subject.plan, arms, subject.items, speed), arms, strict=True)
-    ]
-    click.echo(_render(rows, speed))
+        rows = [
+            _Row(arm.name, arm.label, cost_arm(subject.plan, subject.items, arm.role))
+            if arm.same_as is None
+            else _Row(arm.name, f"{arm.label} (is {arm.same_as})", ArmCost(0, 0))
+            for arm in design_arms(subject.plan, scales, sensitivities, engine.info())
+        ]
+    click.echo(_render(rows, _measure_speed(subject, engine)))
 
 
-def _render(rows: list[_Row], seconds_per_token: float) -> str:
-    total = _Row("total", "", sum(row.tokens for row in rows))
+def _render(rows: list[_Row], speed: _Speed) -> str:
+    total = ArmCost(sum(row.cost.read_tokens for row in rows), sum(row.cost.decoded_tokens for row in rows))
     name_width = max(len(row.name) for row in rows)
     label_width = max(len(row.label) for row in rows)
-    lines = [
-        f"{row.name:<{name_width}}  {row.label:<{label_width}}  {format_tokens(row.tokens):>11} tokens"
-        f"  about {format_seconds(row.tokens * seconds_per_token)}"
-        for row in (*rows, total)
-    ]
-    return "\n".join(lines)
+    return "\n".join(
+        f"{row.name:<{name_width}}  {row.label:<{label_width}}"
+        f"  {format_tokens(row.cost.read_tokens + row.cost.decoded_tokens):>11} tokens"
+        f"  about {format_seconds(speed.seconds(row.cost))}"
+        for row in (*rows, _Row("total", "", total))
+    )
 
 
-def _seconds_per_token(subject: Subject, engine: Engine) -> float:
-    """One evaluation text read in BF16, after a warm-up."""
-    token_ids = min((item.token_ids for item in subject.split.evaluation), key=len)
-    arm = Arm("bf16", CachePolicy.native(subject.spec.num_layers))
-    with engine.open(arm) as session:
-        warm_up = token_ids[:_WARM_UP_TOKENS]
-        session.score(ScoreRequest("warm-up", warm_up, len(warm_up) - 1))
+def _measure_speed(subject: Subject, engine: Engine) -> _Speed:
+    """The shortest item scored, and a few tokens decoded after it, once a first generation has warmed up."""
+    request = min((item.request for item in subject.items), key=lambda request: len(request.token_ids))
+    with engine.open(Arm("bf16", CachePolicy.native(subject.spec.num_layers))) as session:
+        session.generate([request.token_ids], 2)
         started = time.perf_counter()
-        session.score(ScoreRequest("speed", token_ids, len(token_ids) - 1))
-        return (time.perf_counter() - started) / len(token_ids)
+        session.score(request)
+        scored_s = time.perf_counter() - started
+        steps = session.generate([request.token_ids], _DECODED).token_s
+    return _Speed(scored_s / len(request.token_ids), statistics.median(steps))
 
 
-def _stages_before(subject: Subject) -> list[_Row]:
+def _stages_before(subject: Subject) -> Iterator[_Row]:
     split, study = subject.split, subject.plan.study
-    observed = sum(len(item.token_ids) for item in split.calibration)
-    # Each of the three scalings is held against the held-out text.
-    checked = 3 * sum(len(item.token_ids) for item in split.holdout)
-    probed = count_probes(subject.spec) * study.probe_items * study.probe_tokens
-    return [
-        _Row("calibrate", "Q, K and V observed, scales checked", observed + checked),
-        _Row("diagnose", "FP8 in each layer, head and type alone (at most)", probed),
+    calibrated = sum(len(item.token_ids) for item in (*split.calibration, *split.holdout))
+    yield _Row("calibrate", "Q, K and V observed, scales checked", ArmCost(calibrated, 0))
+    # Every probe, and BF16 to hold them against; an engine may share work among the probes.
+    probed = (1 + count_probes(subject.spec)) * study.probe_items * study.probe_tokens
+    yield _Row("diagnose", "FP8 in each layer, head and type alone", ArmCost(probed, 0))
+
+
+def _arms_at_most(subject: Subject, info: EngineInfo) -> Iterator[_Row]:
+    """A row for each sort of arm that `design_arms` may choose."""
+    scalings = 3 if info.per_head_scales else 2
+    served = 3 if info.per_head_scales and supports_per_head(subject.plan.study.backend) else 2
+    sorts = [
+        ("bf16", "BF16", "baseline", 1),
+        ("bf16_repeat", "BF16, prefill in chunks", "noise", 1),
+        ("fp8", "FP8 under each scaling", "candidate", scalings),
+        ("fp8_skip", "FP8 under each scaling that serves, suspected layers in BF16", "candidate", served),
+        ("bound", "Scale-free bound", "bound", 1),
     ]
-
-
-def _stand_ins(spec: CacheSpec) -> tuple[ScaleRecord, Sensitivities]:
-    """Records that no two arms are equal under, so that none is left out of the count."""
-    per_head = tuple(
-        LayerScalesRecord(
-            layer_idx=layer.layer_idx,
-            q=tuple(float(2 + head) for head in range(layer.num_attention_heads)),
-            k=tuple(float(2 + head) for head in range(layer.num_kv_heads)),
-            v=tuple(float(2 + head) for head in range(layer.num_kv_heads)),
-        )
-        for layer in spec.layers
-    )
-    per_tensor = tuple(
-        LayerScalesRecord(layer_idx=layer.layer_idx, q=(2.0,), k=(2.0,), v=(2.0,)) for layer in spec.layers
-    )
-    scales = ScaleRecord(
-        kvtriage_version="",
-        per_tensor=per_tensor,
-        per_head=per_head,
-        sub_octave_k=(),
-        sub_octave_v=(),
-        calibration_items=(),
-        calibration_tokens=0,
-        held_out=(),
-        position_edges=(),
-        sweep=(),
-        peak_bytes=0,
-        warnings=(),
-    )
-    sensitivities = Sensitivities(
-        kvtriage_version="",
-        layer_probes=(),
-        head_probes=(),
-        type_probes=(),
-        suspects=(0,),
-        suspects_stand_out=True,
-        explanation="",
-        probe_items=(),
-        peak_bytes=0,
-    )
-    return scales, sensitivities
-
-
-def _without_layers(arm: ArmRecord) -> ArmRecord:
-    """Stand-ins name a layer that was not found by anyone: the label must not."""
-    return msgspec.structs.replace(arm, label=arm.label.replace("layer 0 in BF16", "suspected layers in BF16"))
+    if subject.spec.is_hybrid:
+        sorts.append(("fp8_only", "FP8 in one attention type only", "contrast", len(LayerKind)))
+    for name, label, role, count in sorts:
+        one = cost_arm(subject.plan, subject.items, role)
+        many = f" ({count} arms)" if count > 1 else ""
+        yield _Row(name, label + many, ArmCost(count * one.read_tokens, count * one.decoded_tokens))

@@ -37,32 +37,33 @@ from kvtriage.tasks import TASKS
 from kvtriage.tasks.base import TaskItem
 from kvtriage.tasks.split import Split
 
-__all__ = ["ArmEstimate", "ablate", "conditions_hash", "design_arms", "estimate", "study_conditions"]
+__all__ = ["ArmCost", "ablate", "conditions_hash", "cost_arm", "design_arms", "study_conditions"]
+
+_TIMED_ROLES = ("baseline", "candidate")
+_WARM_UP_TOKENS = 2
 
 
 @dataclass(frozen=True)
-class ArmEstimate:
-    """What one arm will cost."""
+class ArmCost:
+    """What an arm puts through the model, its warm-up included."""
 
-    arm: str
-    label: str
-    tokens: int
-    seconds: float
+    read_tokens: int
+    """Tokens of prefills and of scored items."""
+    decoded_tokens: int
+    """Tokens of decode steps, over all sequences."""
 
 
-def estimate(
-    plan: Plan, arms: Sequence[ArmRecord], items: Sequence[TaskItem], seconds_per_token: float
-) -> tuple[ArmEstimate, ...]:
-    """Tokens through the model, and time at a given speed; arms that share trials cost nothing."""
+def cost_arm(plan: Plan, items: Sequence[TaskItem], role: str) -> ArmCost:
+    """What an arm of this role costs; one that shares another's trials (`same_as`) costs nothing."""
     scored = sum(len(item.request.token_ids) for item in items)
-    timed = {arm.name for arm in _timed(arms)}
-    found = []
-    for arm in arms:
-        tokens = 0 if arm.same_as else scored
-        if arm.name in timed:
-            tokens += sum(shape.batch * (shape.context_len + plan.study.decode_tokens) for shape in _shapes(plan))
-        found.append(ArmEstimate(arm.name, arm.label, tokens, tokens * seconds_per_token))
-    return tuple(found)
+    if role not in _TIMED_ROLES:
+        return ArmCost(scored, 0)
+    shapes = _shapes(plan)
+    warm_up = shapes[0].batch
+    return ArmCost(
+        scored + warm_up * shapes[0].context_len + sum(shape.batch * shape.context_len for shape in shapes),
+        warm_up * (_WARM_UP_TOKENS - 1) + sum(shape.batch * (plan.study.decode_tokens - 1) for shape in shapes),
+    )
 
 
 def study_conditions(plan: Plan, scales: ScaleRecord, sensitivities: Sensitivities, info: EngineInfo) -> Conditions:
@@ -145,7 +146,7 @@ class _Shape:
 
 
 def _timed(arms: Sequence[ArmRecord]) -> list[ArmRecord]:
-    return [arm for arm in arms if arm.role in ("baseline", "candidate") and arm.same_as is None]
+    return [arm for arm in arms if arm.role in _TIMED_ROLES and arm.same_as is None]
 
 
 def _shapes(plan: Plan) -> list[_Shape]:
@@ -226,7 +227,7 @@ class _Run:
             self.report("timing", number, len(pending))
             with self.engine.open(arm) as session:
                 if arm.name not in warm:
-                    session.generate(_prompts(text, shapes[0]), 2)
+                    session.generate(_prompts(text, shapes[0]), _WARM_UP_TOKENS)
                     warm.add(arm.name)
                 self._time_one(session, arm, shape, text)
         self.report("timing", len(pending), len(pending))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
-from kvtriage.engines.base import Applied, Arm, Generation
+from kvtriage.engines.base import Applied, Arm, Generation, ScoreRequest, ScoreResponse
 from kvtriage.errors import CaseError, EngineError, PolicyNotApplied
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.records.case import ArmRecord, CapacityTrial, ScoreTrial, TimingTrial, Trial
-from kvtriage.stages.ablate import design_arms, estimate
+from kvtriage.stages.ablate import ArmCost, cost_arm, design_arms
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, uniform
 
 
@@ -161,12 +162,29 @@ def test_fp8_without_any_drift_is_an_error() -> None:
         case.ablate()
 
 
-def test_the_estimate_counts_what_will_be_run() -> None:
-    case = FakeCase()
-    arms = design_arms(case.plan, case.calibrate(), case.diagnose(), case.engine.info())
-    found = {row.arm: row for row in estimate(case.plan, arms, case.items, 0.5)}
-    scored = 3 * 64 + 3 * 128
-    timed = 2 * (32 + 64 + 96 + 3 * 4) + 2 * 2 * (64 + 4)
-    assert found["bound"].tokens == scored
-    assert found["bf16"].tokens == scored + timed
-    assert found["bf16"].seconds == 0.5 * (scored + timed)
+def test_the_cost_counts_what_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = FakeCase(spec=hybrid())
+    with case.engine.open(Arm("bf16", CachePolicy.native(case.spec.num_layers))) as session:
+        kind: Any = type(session)
+    spent: Counter[tuple[str, str]] = Counter()
+    score, generate = kind.score, kind.generate
+
+    def counted_score(session: Any, request: ScoreRequest) -> ScoreResponse:
+        spent[session.arm.name, "read"] += len(request.token_ids)
+        response: ScoreResponse = score(session, request)
+        return response
+
+    def counted_generate(session: Any, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
+        spent[session.arm.name, "read"] += sum(map(len, prompts))
+        spent[session.arm.name, "decoded"] += len(prompts) * (new_tokens - 1)
+        generation: Generation = generate(session, prompts, new_tokens)
+        return generation
+
+    monkeypatch.setattr(kind, "score", counted_score)
+    monkeypatch.setattr(kind, "generate", counted_generate)
+    evidence, _ = case.ablate()
+    assert {arm.role for arm in evidence.arms} == {"baseline", "noise", "candidate", "bound", "contrast"}
+    for arm in evidence.arms:
+        if arm.same_as is None:
+            found = ArmCost(spent[arm.name, "read"], spent[arm.name, "decoded"])
+            assert found == cost_arm(case.plan, case.items, arm.role), arm.name
