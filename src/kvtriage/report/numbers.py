@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 __all__ = [
     "as_set",
@@ -45,8 +46,10 @@ def signed(value: float) -> str:
 
 
 def exact(value: float) -> str:
-    """Six significant digits, for tables."""
-    if not math.isfinite(value):
+    """Six significant digits, for tables; an end that is nowhere is 'unbounded'."""
+    if math.isinf(value):
+        return "unbounded"
+    if math.isnan(value):
         return rounded(value)
     return f"{value:.6g}".replace("-", _MINUS)
 
@@ -70,9 +73,11 @@ def percent(share: float) -> str:
     return f"{sign}{points:.{places}f} %"
 
 
-def interval(low: float, high: float) -> str:
-    """'0.0091 to 0.0135'."""
-    return f"{rounded(low)} to {rounded(high)}"
+def interval(low: float, high: float, form: Callable[[float], str] = rounded) -> str:
+    """'0.0091 to 0.0135'; one reading has none."""
+    if math.isinf(low) or math.isinf(high):
+        return "no interval"
+    return f"{form(low)} to {form(high)}"
 
 
 def times(ratio: float) -> str:

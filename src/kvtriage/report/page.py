@@ -77,6 +77,7 @@ def render_report(
         figures=figures,
         command=serve_command(verdict.vllm_args) if verdict.choice is not None else "",
         choice=_describe_choice(view),
+        excluded=_is_excluded(verdict),
         tiles=_tiles(view),
         arms=arm_rows(view),
         buckets=[format_tokens(bucket) for bucket in plan.study.buckets],
@@ -136,6 +137,16 @@ def _describe_choice(view: CaseView) -> str:
         return name
     plural = "s" if len(choice.skip_layers) > 1 else ""
     return f"{name}, layer{plural} {layer_ranges(choice.skip_layers)} in BF16"
+
+
+def _is_excluded(verdict: Verdict) -> bool:
+    """No choice for certain: each candidate fails a clause, and still BF16 was not chosen: the floor forbids it.
+
+    Range alone keeps no candidate out of doubt.
+    """
+    candidates = {reason.arm for reason in verdict.reasons if reason.clause == "capacity"}
+    out = {reason.arm for reason in verdict.reasons if reason.status == "unmet" and reason.clause != "range"}
+    return verdict.choice is None and bool(candidates) and candidates <= out
 
 
 def _tiles(view: CaseView) -> tuple[Tile, ...]:

@@ -1,36 +1,43 @@
-"""Drift from BF16, paired item by item, for one cell of the evidence at a time."""
+"""Drift from BF16 for one cell of the evidence at a time, as the verdict reads it, and how it is called."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvtriage.records.case import ArmRecord, ScoreTrial
+from kvtriage.records.case import ArmRecord
+from kvtriage.records.pairing import KL, NEEDLE_HIT, NEEDLE_NLL, NLL, TOP1, Measure
 from kvtriage.report.view import CaseView
-from kvtriage.stats import Interval, paired_interval
+from kvtriage.stats import Interval, paired_interval, share_interval
 
-__all__ = ["METRICS", "Drift", "Metric", "drift_of", "drifts"]
+__all__ = ["METRICS", "Drift", "Metric", "drift_of", "drifts", "noise_of"]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """`key` in a trial's metrics; `paired` subtracts the baseline's reading of the same item."""
+    """One measure and how it is written."""
 
-    key: str
+    measure: Measure
     title: str
     unit: str
-    paired: bool
-    needle: bool
     share: bool = False
+
+    @property
+    def is_count(self) -> bool:
+        """Answers found are counted for every arm, BF16 included; all else is a difference from BF16."""
+        return self.measure == NEEDLE_HIT
+
+    @property
+    def signed(self) -> bool:
+        """Whether it may be below zero."""
+        return self.measure.reference is not None
 
 
 METRICS = (
-    Metric("kl", "KL divergence from BF16", "nats per token", paired=False, needle=False),
-    Metric("nll", "Increase of NLL", "nats per token", paired=True, needle=False),
-    Metric("top1_changed", "Most likely token changed", "share of positions", paired=False, needle=False, share=True),
-    Metric("nll", "Needle: increase of the answer's NLL", "nats per token", paired=True, needle=True),
-    Metric("hit", "Needle: answers found", "share of items", paired=False, needle=True, share=True),
+    Metric(KL, "KL divergence from BF16", "nats per token"),
+    Metric(NLL, "Increase of NLL", "nats per token"),
+    Metric(TOP1, "Most likely token changed", "share of positions", share=True),
+    Metric(NEEDLE_NLL, "Needle: increase of the answer's NLL", "nats per token"),
+    Metric(NEEDLE_HIT, "Needle: answers found", "share of items", share=True),
 )
 
 
@@ -51,34 +58,17 @@ def drifts(view: CaseView, metric: Metric, arms: tuple[ArmRecord, ...], bucket: 
 
 
 def drift_of(view: CaseView, metric: Metric, arm: ArmRecord, bucket: int | None) -> Drift | None:
-    """None where no item could be scored."""
-    values = list(_values(view, metric, arm, bucket))
+    """None where no item could be scored. Answers found get Wilson's interval."""
+    values, confidence = view.pairs.drift(metric.measure, arm.name, bucket).values, view.plan.study.rule.confidence
     if not values:
         return None
-    return Drift(arm, metric, bucket, paired_interval(values, view.plan.study.rule.confidence))
+    if metric.is_count:
+        interval = share_interval(round(sum(values)), len(values), confidence)
+    else:
+        interval = paired_interval(values, confidence)
+    return Drift(arm, metric, bucket, interval)
 
 
-def _values(view: CaseView, metric: Metric, arm: ArmRecord, bucket: int | None) -> Iterator[float]:
-    own = _readings(view, metric, view.runner(arm), bucket)
-    if not metric.paired:
-        yield from own.values()
-        return
-    reference = {} if view.baseline is None else _readings(view, metric, view.baseline.name, bucket)
-    for key, value in own.items():
-        if key in reference:
-            yield value - reference[key]
-
-
-def _readings(view: CaseView, metric: Metric, arm: str, bucket: int | None) -> dict[tuple[str, str], float]:
-    """Finite readings by (task, item_id); what could not be scored is left out, never 0."""
-    return {
-        (trial.task, trial.item_id): value
-        for trial in view.scores_of(arm)
-        if _belongs(trial, metric, bucket)
-        if (value := trial.metrics.get(metric.key)) is not None and math.isfinite(value)
-    }
-
-
-def _belongs(trial: ScoreTrial, metric: Metric, bucket: int | None) -> bool:
-    """Retrieval trials have an answer to hit, running text has none."""
-    return ("hit" in trial.metrics) == metric.needle and bucket in (None, trial.bucket)
+def noise_of(view: CaseView, metric: Metric, bucket: int | None) -> float | None:
+    """Mean absolute difference of BF16 repeated from BF16; None where it was not measured."""
+    return view.pairs.noise(metric.measure, bucket)

@@ -36,7 +36,7 @@ _CLAUSES = {
     "nll": "NLL increase",
     "top1": "top-1 changed",
     "needle": "needle NLL",
-    "range": "range beyond the bound",
+    "range": "range beyond the best",
     "capacity": "cache ratio",
     "latency": "slow-down",
     "backend": "backend",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from kvtriage.records.case import ArmRecord, TimingTrial
+from kvtriage.report.charts.lines import Guide, PlaneSpec, Series, draw_plane
+from kvtriage.report.figures.base import Panel
+from kvtriage.report.numbers import axis_number
 from kvtriage.report.view import CaseView
-from kvtriage.stats import BreakEven, Line, Parabola, break_even, fit_itl, fit_ttft
+from kvtriage.stats import BreakEven, Line, Parabola, break_even, fit_generations, fit_ttft
 
-__all__ = ["ArmTimings", "break_even_vs_baseline", "curve_lengths", "latency_of"]
+__all__ = ["ArmTimings", "break_even_vs_baseline", "curve_lengths", "draw_against_length", "latency_of"]
 
 
 @dataclass(frozen=True)
@@ -25,10 +28,10 @@ class ArmTimings:
 def latency_of(view: CaseView) -> tuple[ArmTimings, ...]:
     """Arms that were timed alone, the baseline first as the evidence has it."""
     return tuple(
-        ArmTimings(arm, trials, _fit_itl(trials), _fit_ttft(trials))
+        ArmTimings(arm, trials, fit_generations((t.context_len, t.token_s) for t in trials), _fit_ttft(trials))
         for arm in view.evidence.arms
         if arm.same_as is None
-        if (trials := tuple(t for t in view.timings if t.arm == arm.name and t.phase == "latency" and t.token_s))
+        if (trials := view.pairs.generations_of(arm.name))
     )
 
 
@@ -47,10 +50,20 @@ def curve_lengths(timings: tuple[ArmTimings, ...], steps: int = 32) -> tuple[flo
     return tuple(low + (high - low) * step / steps for step in range(steps + 1))
 
 
-def _fit_itl(trials: tuple[TimingTrial, ...]) -> Line | None:
-    if len({trial.context_len for trial in trials}) < 2:
-        return None
-    return fit_itl([trial.context_len for trial in trials], [median(trial.token_s) for trial in trials])
+def draw_against_length(
+    series: Sequence[Series], what: str, y_title: str, *, from_zero: bool, guides: Sequence[Guide] = ()
+) -> Panel:
+    """A plane over the context length, for a narrow page and a wide one. `what` is for screen readers."""
+    spec = PlaneSpec(
+        label=f"{what} against context length",
+        x_title="context length, tokens",
+        y_title=y_title,
+        x_text=lambda value: f"{value:,.0f}",
+        y_text=axis_number,
+        from_zero=from_zero,
+    )
+    narrow, wide = (draw_plane(series, spec, wide=is_wide, guides=guides) for is_wide in (False, True))
+    return Panel("", narrow, wide)
 
 
 def _fit_ttft(trials: tuple[TimingTrial, ...]) -> Parabola | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,12 +13,12 @@ from kvtriage.records.case import (
     Evidence,
     Plan,
     ScaleRecord,
-    ScoreTrial,
     Sensitivities,
     TimingTrial,
     Trial,
     Verdict,
 )
+from kvtriage.records.pairing import Trials, sort_trials
 from kvtriage.records.values import cache_spec
 from kvtriage.report.charts.layer_rows import LayerFrame
 
@@ -56,8 +55,9 @@ class CaseView:
         return next((arm for arm in self.evidence.arms if arm.role == "baseline"), None)
 
     @cached_property
-    def scores(self) -> tuple[ScoreTrial, ...]:
-        return tuple(trial for trial in self.trials if isinstance(trial, ScoreTrial))
+    def pairs(self) -> Trials:
+        """The trials by arm and item, as the verdict read them."""
+        return sort_trials(self.evidence.arms, self.trials)
 
     @cached_property
     def timings(self) -> tuple[TimingTrial, ...]:
@@ -71,25 +71,6 @@ class CaseView:
     def layer_frame(self) -> LayerFrame:
         return LayerFrame(self.spec, self.sensitivities.suspects, self.sensitivities.suspects_stand_out)
 
-    def scores_of(self, name: str) -> tuple[ScoreTrial, ...]:
-        """Score trials that lie under this arm's own name."""
-        return self._scores_by_arm.get(name, ())
-
-    @cached_property
-    def _scores_by_arm(self) -> dict[str, tuple[ScoreTrial, ...]]:
-        found: dict[str, list[ScoreTrial]] = defaultdict(list)
-        for trial in self.scores:
-            found[trial.arm].append(trial)
-        return {name: tuple(trials) for name, trials in found.items()}
-
-    def runner(self, arm: ArmRecord) -> str:
-        """Name under which the arm's trials lie: its own, or at the end of its `same_as`."""
-        twins = {other.name: other.same_as for other in self.evidence.arms}
-        name = arm.name
-        for _ in twins:
-            name = twins.get(name) or name
-        return name
-
     def policy_of(self, arm: ArmRecord) -> CachePolicy:
         return CachePolicy.decode(arm.policy)
 
@@ -100,4 +81,4 @@ class CaseView:
     @cached_property
     def _chosen_names(self) -> frozenset[str]:
         chosen = next((arm for arm in self.evidence.arms if arm.name == self.verdict.arm), None)
-        return frozenset() if chosen is None else frozenset({chosen.name, self.runner(chosen)})
+        return frozenset() if chosen is None else frozenset({chosen.name, self.pairs.runner(chosen.name)})

@@ -346,7 +346,7 @@ def _scale_record(spec: CacheSpec, reach: Callable[[str, int], float], rng: rand
     )  # fmt: skip
     sweep = tuple(
         SweepRow(layer_idx=x.layer_idx, tensor=tensor, amax=tuple(
-            reach(tensor, x.layer_idx) * (0.8 + 0.05 * step + 0.06 * rng.random()) for step in range(5)))
+            reach(tensor, x.layer_idx) * (0.8 + 0.05 * step + 0.04 * rng.random()) for step in range(5)))
         for tensor in ("k", "v") for x in spec.layers
     )  # fmt: skip
     heads = tuple((1.0,) * x.num_kv_heads for x in spec.layers)

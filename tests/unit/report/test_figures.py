@@ -10,12 +10,15 @@ import pytest
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import capacity_tokens
 from kvtriage.records.case import ScoreTrial, TimingTrial
+from kvtriage.records.pairing import sort_trials
 from kvtriage.report.arms import describe_policy, layer_ranges, style_of
+from kvtriage.report.charts.svg import to_markup
 from kvtriage.report.figures import FIGURES
 from kvtriage.report.figures.base import Absent, Figure
 from kvtriage.report.quality import METRICS, drift_of
 from kvtriage.report.tables import held_bytes, reason_groups
 from kvtriage.report.view import CaseView
+from kvtriage.stages.clauses import quality_clauses
 from kvtriage.units import format_tokens
 from tests.unit.report.cases import Case, gemma_like, large, smollm_like, without_arms
 
@@ -150,6 +153,77 @@ def test_throughput_counts_the_tokens_of_all_sequences() -> None:
     mean = sum(4 * len(t.token_s) / sum(t.token_s) for t in timings) / len(timings)
     row = next(row for row in drawn("throughput", case).table.rows if row[0] == "BF16")
     assert float(row[3]) == pytest.approx(mean, rel=1e-5)
+
+
+def throughput_of(arm: str, rates: tuple[float, ...]) -> list[TimingTrial]:
+    return [
+        TimingTrial(arm=arm, phase="throughput", context_len=512, batch=4, repeat=repeat, ttft_s=1.0,
+                    token_s=(4 / rate,) * 8, conditions="")
+        for repeat, rate in enumerate(rates)
+    ]  # fmt: skip
+
+
+def test_throughput_is_compared_within_each_repeat() -> None:
+    """The machine slows down by half between repeats; FP8 is 10 % faster in each."""
+    case = smollm_like()
+    timings = throughput_of("bf16", (100.0, 51.0, 50.0)) + throughput_of("fp8_per_head", (110.0, 56.2, 55.0))
+    figure = drawn("throughput", replace(case, trials=tuple(timings)))
+    assert "10.1 % more with FP8" in figure.answer
+    row = next(row for row in figure.table.rows if row[0] == "FP8 per-head")
+    assert row[6] == "10.1 %"
+
+
+@pytest.mark.parametrize(
+    ("bf16", "fp8"), [((100.0, 90.0, 95.0), (98.0, 93.0, 95.0)), ((100.0,), (120.0,)), ((90.0, 90.0), (99.0, 99.0))]
+)
+def test_throughput_that_cannot_be_told_says_so(bf16: tuple[float, ...], fp8: tuple[float, ...]) -> None:
+    case = smollm_like()
+    trials = tuple(throughput_of("bf16", bf16) + throughput_of("fp8_per_head", fp8))
+    figure = drawn("throughput", replace(case, trials=trials))
+    assert figure.answer.startswith("Can't tell on this machine: FP8 per-head against BF16 is")
+    assert not [cell for row in figure.table.rows for cell in row if "∞" in cell or "inf" in cell]
+
+
+def test_every_drift_is_drawn_beside_its_noise() -> None:
+    case = smollm_like()
+    panels = drawn("quality", case).panels
+    drawings = [to_markup(panel.narrow) for panel in panels]
+    assert ["noise</text>" in drawing for drawing in drawings] == [True, True, True, True, False]
+    assert "BF16 repeated" in drawings[-1]
+    still = tuple(
+        msgspec.structs.replace(trial, metrics={**trial.metrics, "kl": 0.5})
+        if isinstance(trial, ScoreTrial) and trial.arm == "bf16_repeat"
+        else trial
+        for trial in case.trials
+    )
+    assert drawn("quality", replace(case, trials=still)).answer.endswith("a noise floor of 0.500, and so inside it.")
+    unrepeated = drawn("quality", without_arms(case, "bf16_repeat"))
+    assert not any("noise</text>" in to_markup(panel.narrow) for panel in unrepeated.panels)
+
+
+def test_answers_found_have_wilsons_interval() -> None:
+    view = view_of(gemma_like())
+    arm = next(arm for arm in view.evidence.arms if arm.name == "fp8_unit_skip")
+    drift = drift_of(view, METRICS[4], arm, 256)
+    assert drift is not None
+    assert (drift.interval.mean, drift.interval.n) == (1.0, 6)
+    assert drift.interval.low == pytest.approx(0.6097, abs=1e-4)
+
+
+def test_report_and_verdict_read_the_same_drift() -> None:
+    case = smollm_like()
+    view = view_of(case)
+    trials = sort_trials(case.evidence.arms, case.trials)
+    reasons = quality_clauses(trials, "fp8_unit", case.plan.study.buckets, case.plan.study.rule)
+    arm = next(arm for arm in case.evidence.arms if arm.name == "fp8_unit")
+    for clause, metric in zip(("kl", "nll", "top1", "needle"), METRICS, strict=False):
+        drift = drift_of(view, metric, arm, 256)
+        reason = next(r for r in reasons if (r.clause, r.cell) == (clause, "bucket 256"))
+        assert drift is not None
+        interval = drift.interval
+        assert (reason.value, reason.low, reason.high, reason.items) == (
+            interval.mean, interval.low, interval.high, interval.n,
+        )  # fmt: skip
 
 
 def test_bytes_held_are_compared_with_the_worksheet() -> None:

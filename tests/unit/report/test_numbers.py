@@ -32,7 +32,7 @@ def test_percent(share: float, text: str) -> None:
 def test_signs_and_settings() -> None:
     assert (signed(0.5), signed(0.0), signed(-0.5)) == ("+0.500", "0", "−0.500")
     assert (as_set(0.05), as_set(1.0)) == ("0.05", "1")
-    assert (exact(0.02290123456), exact(-1.5), exact(math.inf)) == ("0.0229012", "−1.5", "∞")
+    assert (exact(0.02290123456), exact(-1.5), exact(math.inf)) == ("0.0229012", "−1.5", "unbounded")
 
 
 def test_ticks() -> None:

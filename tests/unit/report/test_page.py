@@ -175,6 +175,18 @@ def test_cannot_tell_says_so_and_offers_no_command() -> None:
     assert 'class="chosen"' not in page
 
 
+def test_a_floor_that_excludes_everything_is_not_called_open() -> None:
+    case = undecided()
+    reasons = tuple(
+        msgspec.structs.replace(reason, status="unmet") if reason.clause == "capacity" else reason
+        for reason in case.verdict.reasons
+    )
+    page = render(replace(case, verdict=msgspec.structs.replace(case.verdict, reasons=reasons, items_needed=None)))
+    said = walk(page).said()
+    assert "✗ No choice" in said
+    assert "Can't tell yet" not in said
+
+
 def test_the_numbers_are_the_records_own() -> None:
     case = gemma_like()
     said = walk(render(case)).said()

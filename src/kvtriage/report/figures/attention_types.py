@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from kvtriage.kvcache.spec import LayerKind
 from kvtriage.records.case import ArmRecord
-from kvtriage.report.arms import style_of
-from kvtriage.report.charts.dots import DotGroup, Threshold, draw_dots
+from kvtriage.report.charts.dots import DotGroup, draw_dots
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
-from kvtriage.report.figures.quality import to_row
-from kvtriage.report.numbers import axis_number, exact, rounded
+from kvtriage.report.figures.quality import TABLE_HEADING, noise_line, table_row, to_row
+from kvtriage.report.numbers import axis_number, rounded
 from kvtriage.report.quality import METRICS, drift_of, drifts
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_tokens
@@ -35,19 +34,8 @@ def draw_attention_types(view: CaseView) -> Figure | Absent:
             if found:
                 heading = f"{format_tokens(bucket)} tokens"
                 groups.append(DotGroup(heading, tuple(to_row(view, drift) for drift in found)))
-            rows += [
-                (
-                    metric.title,
-                    format_tokens(bucket),
-                    style_of(drift.arm).short,
-                    exact(drift.interval.mean),
-                    exact(drift.interval.low),
-                    exact(drift.interval.high),
-                    str(drift.interval.n),
-                )
-                for drift in found
-            ]
-        floor = (Threshold(view.evidence.noise_floor_kl, "noise", "threshold-noise"),) if metric is _KL else ()
+            rows += [table_row(view, drift) for drift in found]
+        floor = noise_line(view, metric, view.plan.study.buckets)
         if groups:
             label = f"{metric.title} by attention type"
             drawing = draw_dots(groups, label=label, unit=metric.unit, thresholds=floor, tick_text=axis_number)
@@ -60,7 +48,7 @@ def draw_attention_types(view: CaseView) -> Figure | Absent:
         note="Everything else stays in BF16. The two parts need not add up to the whole: errors of one layer travel "
         "through the next.",
         panels=tuple(panels),
-        table=Table.of(("metric", "bucket", "arm", "mean", "low", "high", "items"), rows, words=3),
+        table=Table.of(TABLE_HEADING, rows, words=3),
     )
 
 

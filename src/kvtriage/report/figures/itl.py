@@ -6,10 +6,10 @@ from statistics import median, quantiles
 
 from kvtriage.records.case import TimingTrial
 from kvtriage.report.arms import style_of
-from kvtriage.report.charts.lines import Guide, PlaneSpec, Series, draw_plane
-from kvtriage.report.figures.base import Absent, Figure, Panel, Table
-from kvtriage.report.numbers import axis_number, axis_tokens, percent, rounded
-from kvtriage.report.timings import ArmTimings, break_even_vs_baseline, curve_lengths, latency_of
+from kvtriage.report.charts.lines import Guide, Series
+from kvtriage.report.figures.base import Absent, Figure, Table
+from kvtriage.report.numbers import axis_tokens, percent, rounded
+from kvtriage.report.timings import ArmTimings, break_even_vs_baseline, curve_lengths, draw_against_length, latency_of
 from kvtriage.report.view import CaseView
 from kvtriage.stats import BreakEven, Line
 from kvtriage.units import format_tokens
@@ -26,14 +26,6 @@ def draw_itl(view: CaseView) -> Figure | Absent:
         return Absent(_QUESTION, "No generation was timed.")
     lengths = curve_lengths(timings)
     series = [_series(entry, lengths) for entry in timings]
-    spec = PlaneSpec(
-        label="Inter-token latency against context length",
-        x_title="context length, tokens",
-        y_title="ITL, ms",
-        x_text=lambda value: f"{value:,.0f}",
-        y_text=axis_number,
-        from_zero=False,
-    )
     guides = _guides(view, timings, lengths[-1])
     return Figure(
         question=_QUESTION,
@@ -41,13 +33,7 @@ def draw_itl(view: CaseView) -> Figure | Absent:
         note="A point is the median step of one generation, the stroke behind it the middle half of its steps. "
         "Lines are least squares, ITL = slope · length + intercept; the axis does not start at zero. The lines are "
         "this machine's, not your server's.",
-        panels=(
-            Panel(
-                "",
-                draw_plane(series, spec, wide=False, guides=guides),
-                draw_plane(series, spec, wide=True, guides=guides),
-            ),
-        ),
+        panels=(draw_against_length(series, "Inter-token latency", "ITL, ms", from_zero=False, guides=guides),),
         table=Table.of(
             (
                 "arm",

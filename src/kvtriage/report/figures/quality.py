@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from kvtriage.records.case import ArmRecord
+from kvtriage.records.pairing import KL, NEEDLE_NLL, NLL, TOP1
 from kvtriage.records.study import Rule
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.dots import DotGroup, DotRow, Threshold, draw_dots
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
 from kvtriage.report.numbers import as_set, axis_number, axis_percent, exact, percent, rounded, signed
-from kvtriage.report.quality import METRICS, Drift, Metric, drifts
+from kvtriage.report.quality import METRICS, Drift, Metric, drifts, noise_of
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_tokens
 
-__all__ = ["draw_quality", "to_row"]
+__all__ = ["TABLE_HEADING", "draw_quality", "noise_line", "table_row", "to_row"]
+
+TABLE_HEADING = ("metric", "bucket", "arm", "mean", "low", "high", "noise", "items")
+"""Of a table whose rows are `table_row`'s; the first three are words."""
 
 _QUESTION = "How far does each arm drift from BF16, and does it grow with context?"
 
@@ -23,7 +27,7 @@ def draw_quality(view: CaseView) -> Figure | Absent:
     for metric in METRICS:
         groups = [group for bucket in view.plan.study.buckets if (group := _group(view, metric, bucket)).rows]
         for bucket in (*view.plan.study.buckets, None):
-            rows += [_table_row(drift) for drift in drifts(view, metric, _arms(view, metric), bucket)]
+            rows += [table_row(view, drift) for drift in drifts(view, metric, _arms(view, metric), bucket)]
         if groups:
             drawing = draw_dots(
                 groups,
@@ -39,23 +43,24 @@ def draw_quality(view: CaseView) -> Figure | Absent:
     return Figure(
         question=_QUESTION,
         answer=_answer(view),
-        note=f"Mean and {confidence:.0%} interval over items, paired with BF16 item by item. A dashed line is the "
-        "margin of the rule; an arrow points to a margin that lies beyond the axis.",
+        note=f"Mean and {confidence:.0%} interval over items, paired with BF16 item by item; Wilson's for answers "
+        "found. A dashed line is the margin of the rule, noise is how far BF16 repeated is from BF16 in its noisiest "
+        "bucket; an arrow points to what lies beyond the axis.",
         panels=tuple(panels),
-        table=Table.of(("metric", "bucket", "arm", "mean", "low", "high", "items"), rows, words=3),
+        table=Table.of(TABLE_HEADING, rows, words=3),
     )
 
 
 def to_row(view: CaseView, drift: Drift) -> DotRow:
-    """A drift as a line of a dot plot; one reading alone has no whisker."""
+    """A drift as a line of a dot plot; without an interval it has no whisker."""
     style, interval = style_of(drift.arm), drift.interval
     shown = percent(interval.mean) if drift.metric.share else rounded(interval.mean)
-    if drift.metric.paired:
+    if drift.metric.signed:
         shown = signed(interval.mean)
     low, high = interval.low, interval.high
     if drift.metric.share:
         low, high = max(low, 0.0), min(high, 1.0)
-    whisker = interval.n > 1
+    whisker = interval.bounded
     return DotRow(
         style.short,
         style,
@@ -72,39 +77,15 @@ def _group(view: CaseView, metric: Metric, bucket: int) -> DotGroup:
     return DotGroup(f"{format_tokens(bucket)} tokens", tuple(to_row(view, drift) for drift in found))
 
 
-def _arms(view: CaseView, metric: Metric) -> tuple[ArmRecord, ...]:
-    """A count of answers means something for BF16 too; a drift from BF16 does not."""
-    baseline = (view.baseline,) if metric.key == "hit" and view.baseline is not None else ()
-    return (*baseline, *view.measured)
+def noise_line(view: CaseView, metric: Metric, buckets: tuple[int | None, ...]) -> tuple[Threshold, ...]:
+    """What BF16 repeated differs from itself, where that is largest; nothing where it was not measured."""
+    known = [noise for bucket in buckets if (noise := noise_of(view, metric, bucket)) is not None]
+    return (Threshold(max(known), "noise", "threshold-noise"),) if known else ()
 
 
-def _thresholds(view: CaseView, metric: Metric) -> tuple[Threshold, ...]:
-    margin = _margin(view.plan.study.rule, metric)
-    thresholds = []
-    if metric.key == "kl":
-        thresholds.append(Threshold(view.evidence.noise_floor_kl, "noise", "threshold-noise"))
-    if margin is not None:
-        shown = f"{as_set(margin * 100)} %" if metric.share else as_set(margin)
-        thresholds.append(Threshold(margin, f"margin {shown}", "threshold-margin"))
-    return tuple(thresholds)
-
-
-def _margin(rule: Rule, metric: Metric) -> float | None:
-    match metric.key, metric.needle:
-        case "kl", False:
-            return rule.kl_margin
-        case "nll", False:
-            return rule.nll_margin
-        case "top1_changed", False:
-            return rule.top1_margin
-        case "nll", True:
-            return rule.needle_margin
-        case _:
-            return None
-
-
-def _table_row(drift: Drift) -> tuple[str, ...]:
-    interval = drift.interval
+def table_row(view: CaseView, drift: Drift) -> tuple[str, ...]:
+    """One drift under TABLE_HEADING."""
+    interval, noise = drift.interval, noise_of(view, drift.metric, drift.bucket)
     return (
         drift.metric.title,
         "all" if drift.bucket is None else format_tokens(drift.bucket),
@@ -112,8 +93,31 @@ def _table_row(drift: Drift) -> tuple[str, ...]:
         exact(interval.mean),
         exact(interval.low),
         exact(interval.high),
+        "" if noise is None else exact(noise),
         str(interval.n),
     )
+
+
+def _arms(view: CaseView, metric: Metric) -> tuple[ArmRecord, ...]:
+    """A count of answers means something for BF16, and BF16 repeated, too; a drift from BF16 does not."""
+    native = tuple(arm for arm in view.evidence.arms if arm.role in ("baseline", "noise") and metric.is_count)
+    return (*native, *view.measured)
+
+
+def _thresholds(view: CaseView, metric: Metric) -> tuple[Threshold, ...]:
+    if metric.is_count:
+        return ()
+    margin = _margin(view.plan.study.rule, metric)
+    shown = f"{as_set(margin * 100)} %" if metric.share else as_set(margin)
+    return (
+        *noise_line(view, metric, view.plan.study.buckets),
+        Threshold(margin, f"margin {shown}", "threshold-margin"),
+    )
+
+
+def _margin(rule: Rule, metric: Metric) -> float:
+    margins = {KL: rule.kl_margin, NLL: rule.nll_margin, TOP1: rule.top1_margin, NEEDLE_NLL: rule.needle_margin}
+    return margins[metric.measure]
 
 
 def _answer(view: CaseView) -> str:
@@ -124,9 +128,17 @@ def _answer(view: CaseView) -> str:
     if not found:
         return "Running text gave no KL divergence to compare."
     worst = max(found, key=lambda drift: drift.interval.mean)
+    margin = as_set(view.plan.study.rule.kl_margin)
     return (
         f"{'The chosen arm drifts most' if chosen else 'The widest drift is'} at "
         f"{format_tokens(worst.bucket or 0)} tokens: {style_of(worst.arm).short}, KL "
-        f"{rounded(worst.interval.mean)} against a margin of {as_set(view.plan.study.rule.kl_margin)} and a noise "
-        f"floor of {rounded(view.evidence.noise_floor_kl)}."
+        f"{rounded(worst.interval.mean)} against a margin of {margin}{_floor(view, worst)}."
     )
+
+
+def _floor(view: CaseView, drift: Drift) -> str:
+    noise = noise_of(view, drift.metric, drift.bucket)
+    if noise is None:
+        return ""
+    inside = ", and so inside it" if abs(drift.interval.mean) <= noise else ""
+    return f" and a noise floor of {rounded(noise)}{inside}"

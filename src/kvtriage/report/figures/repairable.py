@@ -6,9 +6,11 @@ from statistics import fmean
 
 from kvtriage.records.case import ProbeRow
 from kvtriage.report.arms import ArmStyle
-from kvtriage.report.charts.dots import DotGroup, DotRow, Threshold, draw_dots
+from kvtriage.report.charts.dots import DotGroup, DotRow, draw_dots
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
+from kvtriage.report.figures.quality import noise_line
 from kvtriage.report.numbers import axis_number, exact, percent, rounded
+from kvtriage.report.quality import METRICS
 from kvtriage.report.view import CaseView
 
 __all__ = ["draw_repairable"]
@@ -37,7 +39,7 @@ def draw_repairable(view: CaseView) -> Figure | Absent:
         ],
         label="KL of each kind of layer quantised together",
         unit="KL, nats per token",
-        thresholds=(Threshold(view.evidence.noise_floor_kl, "noise", "threshold-noise"),),
+        thresholds=noise_line(view, METRICS[0], (None,)),
         tick_text=axis_number,
     )
     return Figure(

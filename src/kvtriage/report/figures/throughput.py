@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from dataclasses import dataclass
 
 from kvtriage.records.case import ArmRecord, TimingTrial
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.dots import DotGroup, DotRow, draw_dots
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
-from kvtriage.report.numbers import axis_number, exact, percent, rounded
+from kvtriage.report.numbers import axis_number, exact, interval, percent, rounded
 from kvtriage.report.view import CaseView
 from kvtriage.stats import Interval, paired_interval
 from kvtriage.units import format_tokens
@@ -17,83 +17,113 @@ __all__ = ["draw_throughput"]
 
 _QUESTION = "How much does a full batch produce?"
 
-_Cell = tuple[int, int]
-"""(context_len, batch)."""
+
+@dataclass(frozen=True)
+class _Output:
+    """One arm on one batch: tokens per second by repeat, and the change from BF16 repeat by repeat."""
+
+    arm: ArmRecord
+    rates: dict[int, float]
+    mean: Interval
+    change: Interval | None
+    """rate / BF16's rate − 1; None for BF16 itself, and where no repeat was run by both."""
 
 
 def draw_throughput(view: CaseView) -> Figure | Absent:
-    """Decode throughput by arm; the interval is over repeats."""
-    found = _by_cell(view)
+    """Decode throughput by arm; arms took turns within each repeat, and are compared within it."""
+    cells = sorted({(trial.context_len, trial.batch) for trial in view.timings if _counts(trial)})
+    found = {cell: _outputs(view, *cell) for cell in cells}
     if not found:
         return Absent(_QUESTION, "No batch was timed.")
-    groups, rows = [], []
-    for (context_len, batch), arms in found.items():
-        lines = []
-        for arm, rates in arms:
-            mean = paired_interval(rates, view.plan.study.rule.confidence)
-            whisker = mean.n > 1
-            style = style_of(arm)
-            low, high = (max(mean.low, 0.0), mean.high) if whisker else (None, None)
-            lines.append(DotRow(style.short, style, mean.mean, low, high, rounded(mean.mean), view.is_chosen(arm)))
-            rows.append(
-                (
-                    style.short,
-                    format_tokens(context_len),
-                    str(batch),
-                    exact(mean.mean),
-                    exact(mean.low),
-                    exact(mean.high),
-                    str(mean.n),
-                )
-            )
-        groups.append(DotGroup(f"{batch} sequences × {format_tokens(context_len)} tokens", tuple(lines)))
+    groups = [
+        DotGroup(
+            f"{batch} sequences × {format_tokens(context_len)} tokens", tuple(_dot(view, output) for output in outputs)
+        )
+        for (context_len, batch), outputs in found.items()
+    ]
     drawing = draw_dots(
         groups, label="Decode throughput by arm", unit="output tokens per second", tick_text=axis_number
     )
+    names = (
+        "arm",
+        "context, tokens",
+        "batch",
+        "tokens per second",
+        "low",
+        "high",
+        "against BF16",
+        "interval",
+        "repeats",
+    )
     return Figure(
         question=_QUESTION,
-        answer=_answer(view, found),
+        answer=_answer(view, found[max(found)]),
         note="Tokens of all sequences after the first, over the time of their steps; every arm runs the same batch. "
-        "A larger cache lets a server run larger batches, which this does not show.",
+        "A whisker is over repeats; the comparison with BF16 is made within each repeat. A larger cache lets a server "
+        "run larger batches, which this does not show.",
         panels=(Panel("Decode throughput", drawing),),
-        table=Table.of(("arm", "context, tokens", "batch", "tokens per second", "low", "high", "repeats"), rows),
+        table=Table.of(names, [_row(cell, output) for cell, outputs in found.items() for output in outputs]),
     )
 
 
-def _by_cell(view: CaseView) -> dict[_Cell, list[tuple[ArmRecord, list[float]]]]:
-    found: dict[_Cell, list[tuple[ArmRecord, list[float]]]] = defaultdict(list)
-    cells = sorted({(trial.context_len, trial.batch) for trial in view.timings if _counts(trial)})
-    for context_len, batch in cells:
-        for arm in view.evidence.arms:
-            rates = [
-                trial.batch * len(trial.token_s) / sum(trial.token_s)
-                for trial in view.timings
-                if _counts(trial) and (trial.arm, trial.context_len, trial.batch) == (arm.name, context_len, batch)
-            ]
-            if rates:
-                found[context_len, batch].append((arm, rates))
-    return found
+def _outputs(view: CaseView, context_len: int, batch: int) -> tuple[_Output, ...]:
+    confidence = view.plan.study.rule.confidence
+    rates = {
+        arm.name: {
+            trial.repeat: trial.batch * len(trial.token_s) / sum(trial.token_s)
+            for trial in view.timings
+            if _counts(trial) and (trial.arm, trial.context_len, trial.batch) == (arm.name, context_len, batch)
+        }
+        for arm in view.evidence.arms
+    }
+    before = {} if view.baseline is None else rates[view.baseline.name]
+    found = []
+    for arm in view.evidence.arms:
+        own = rates[arm.name]
+        both = sorted(own.keys() & before.keys()) if arm != view.baseline else []
+        change = paired_interval([own[i] / before[i] - 1 for i in both], confidence) if both else None
+        if own:
+            found.append(_Output(arm, own, paired_interval(list(own.values()), confidence), change))
+    return tuple(found)
 
 
 def _counts(trial: TimingTrial) -> bool:
     return trial.phase == "throughput" and sum(trial.token_s) > 0
 
 
-def _answer(view: CaseView, found: dict[_Cell, list[tuple[ArmRecord, list[float]]]]) -> str:
-    arms = found[max(found)]
-    mean = {arm.name: _mean(view, rates) for arm, rates in arms}
-    baseline = next((arm for arm, _ in arms if arm.role == "baseline"), None)
-    other = next((arm for arm, _ in arms if view.is_chosen(arm) and arm is not baseline), None)
-    other = other or next((arm for arm, _ in arms if arm.role == "candidate"), None)
-    if baseline is None or other is None:
-        return "Only one arm ran a batch."
-    own, reference = mean[other.name], mean[baseline.name]
-    change = own.mean / reference.mean - 1
+def _dot(view: CaseView, output: _Output) -> DotRow:
+    style, mean = style_of(output.arm), output.mean
+    low, high = (max(mean.low, 0.0), mean.high) if mean.bounded else (None, None)
+    return DotRow(style.short, style, mean.mean, low, high, rounded(mean.mean), view.is_chosen(output.arm))
+
+
+def _row(cell: tuple[int, int], output: _Output) -> tuple[str, ...]:
+    mean, change = output.mean, output.change
     return (
-        f"On this machine {style_of(other).short} gives {rounded(own.mean)} tokens per second and BF16 "
-        f"{rounded(reference.mean)}, {percent(abs(change))} {'more' if change > 0 else 'less'} with FP8."
+        style_of(output.arm).short,
+        format_tokens(cell[0]),
+        str(cell[1]),
+        exact(mean.mean),
+        exact(mean.low),
+        exact(mean.high),
+        "" if change is None else percent(change.mean),
+        "" if change is None else interval(change.low, change.high, percent),
+        str(mean.n),
     )
 
 
-def _mean(view: CaseView, rates: list[float]) -> Interval:
-    return paired_interval(rates, view.plan.study.rule.confidence)
+def _answer(view: CaseView, outputs: tuple[_Output, ...]) -> str:
+    baseline = next((output for output in outputs if output.arm == view.baseline), None)
+    others = [output for output in outputs if output.change is not None]
+    other = next((output for output in others if view.is_chosen(output.arm)), None)
+    other = other or next((output for output in others if output.arm.role == "candidate"), None)
+    if baseline is None or other is None or other.change is None:
+        return "Only one arm ran a batch."
+    short, change = style_of(other.arm).short, other.change
+    if change.holds_zero:
+        span = interval(change.low, change.high, percent)
+        return f"Can't tell on this machine: {short} against BF16 is {percent(change.mean)} ({span}) in a repeat."
+    return (
+        f"On this machine {short} gives {rounded(other.mean.mean)} tokens per second and BF16 "
+        f"{rounded(baseline.mean.mean)}, {percent(abs(change.mean))} {'more' if change.mean > 0 else 'less'} with FP8."
+    )

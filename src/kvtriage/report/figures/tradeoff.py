@@ -7,10 +7,10 @@ from kvtriage.records.case import ArmRecord
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.dots import DotGroup, DotRow, Threshold, draw_dots
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
+from kvtriage.report.figures.quality import noise_line, to_row
 from kvtriage.report.numbers import as_set, axis_number, exact, rounded, times
-from kvtriage.report.quality import METRICS, drift_of
+from kvtriage.report.quality import METRICS, Drift, drift_of
 from kvtriage.report.view import CaseView
-from kvtriage.stats import Interval
 from kvtriage.units import format_tokens
 
 __all__ = ["draw_tradeoff"]
@@ -22,29 +22,18 @@ _KL = METRICS[0]
 def draw_tradeoff(view: CaseView) -> Figure | Absent:
     """Two panels with the same rows: cache ratio at the longest bucket, and KL over all items."""
     longest = max(view.plan.study.buckets)
-    arms = [(arm, _ratio(view, arm, longest), _drift(view, arm)) for arm in view.products]
-    scored = [(arm, ratio, kl) for arm, ratio, kl in arms if kl is not None]
+    arms = [(arm, _ratio(view, arm, longest), drift_of(view, _KL, arm, None)) for arm in view.products]
+    scored = [(arm, ratio, drift) for arm, ratio, drift in arms if drift is not None]
     if not scored:
         return Absent(_QUESTION, "No quality trial of any arm is in the evidence.")
     buys = [
         DotRow(style_of(arm).short, style_of(arm), ratio, None, None, times(ratio), view.is_chosen(arm))
         for arm, ratio, _ in scored
     ]
-    costs = [
-        DotRow(
-            style_of(arm).short,
-            style_of(arm),
-            kl.mean,
-            kl.low if kl.n > 1 else None,
-            kl.high if kl.n > 1 else None,
-            rounded(kl.mean),
-            view.is_chosen(arm),
-        )
-        for arm, _, kl in scored
-    ]
+    costs = [to_row(view, drift) for _, _, drift in scored]
     margin = view.plan.study.rule.kl_margin
     thresholds = (
-        Threshold(view.evidence.noise_floor_kl, "noise", "threshold-noise"),
+        *noise_line(view, _KL, (None,)),
         Threshold(margin, f"margin {as_set(margin)}", "threshold-margin"),
     )
     return Figure(
@@ -81,12 +70,12 @@ def draw_tradeoff(view: CaseView) -> Figure | Absent:
                     arm.label,
                     "all" if arm.role == "baseline" else str(len(arm.skip_layers)),
                     exact(ratio),
-                    exact(kl.mean),
-                    exact(kl.low),
-                    exact(kl.high),
-                    str(kl.n),
+                    exact(drift.interval.mean),
+                    exact(drift.interval.low),
+                    exact(drift.interval.high),
+                    str(drift.interval.n),
                 )
-                for arm, ratio, kl in scored
+                for arm, ratio, drift in scored
             ],
         ),
     )
@@ -96,20 +85,15 @@ def _ratio(view: CaseView, arm: ArmRecord, context_len: int) -> float:
     return price_policy(view.spec, view.policy_of(arm), (context_len,)).ratio_vs_bf16
 
 
-def _drift(view: CaseView, arm: ArmRecord) -> Interval | None:
-    drift = drift_of(view, _KL, arm, None)
-    return None if drift is None else drift.interval
-
-
-def _answer(view: CaseView, scored: list[tuple[ArmRecord, float, Interval]], longest: int) -> str:
+def _answer(view: CaseView, scored: list[tuple[ArmRecord, float, Drift]], longest: int) -> str:
     chosen = next((entry for entry in scored if view.is_chosen(entry[0])), None)
     if chosen is None:
-        least = min(scored, key=lambda entry: (entry[0].role == "baseline", entry[2].mean))
-        return f"Of the FP8 arms, {style_of(least[0]).short} drifts least: KL {rounded(least[2].mean)}."
-    arm, ratio, kl = chosen
+        least = min(scored, key=lambda entry: (entry[0].role == "baseline", entry[2].interval.mean))
+        return f"Of the FP8 arms, {style_of(least[0]).short} drifts least: KL {rounded(least[2].interval.mean)}."
+    arm, ratio, drift = chosen
     if arm.role == "baseline":
         return "Staying in BF16 buys nothing and costs nothing."
     return (
         f"{style_of(arm).short} holds {times(ratio)} the sequences of BF16 at {format_tokens(longest)} tokens "
-        f"for a mean KL of {rounded(kl.mean)}."
+        f"for a mean KL of {rounded(drift.interval.mean)}."
     )

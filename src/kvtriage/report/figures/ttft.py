@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kvtriage.report.arms import style_of
-from kvtriage.report.charts.lines import PlaneSpec, Series, draw_plane
-from kvtriage.report.figures.base import Absent, Figure, Panel, Table
-from kvtriage.report.numbers import axis_number, percent, rounded
-from kvtriage.report.timings import ArmTimings, curve_lengths, latency_of
+from kvtriage.report.charts.lines import Series
+from kvtriage.report.figures.base import Absent, Figure, Table
+from kvtriage.report.numbers import percent, rounded
+from kvtriage.report.timings import ArmTimings, curve_lengths, draw_against_length, latency_of
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_seconds, format_tokens
 
@@ -22,19 +22,12 @@ def draw_ttft(view: CaseView) -> Figure | Absent:
         return Absent(_QUESTION, "No generation was timed.")
     lengths = curve_lengths(timings)
     series = [_series(entry, lengths) for entry in timings]
-    spec = PlaneSpec(
-        label="Time to first token against context length",
-        x_title="context length, tokens",
-        y_title="TTFT, s",
-        x_text=lambda value: f"{value:,.0f}",
-        y_text=axis_number,
-    )
     return Figure(
         question=_QUESTION,
         answer=_answer(view, timings),
         note="Every generation is a point; the curve is least squares, TTFT = a · length² + b · length + c. "
         "It too belongs to this machine.",
-        panels=(Panel("", draw_plane(series, spec, wide=False), draw_plane(series, spec, wide=True)),),
+        panels=(draw_against_length(series, "Time to first token", "TTFT, s", from_zero=True),),
         table=Table.of(
             ("arm", "a, ns per token²", "b, µs per token", "c, ms", "fastest and slowest generation"),
             [_row(entry) for entry in timings],
