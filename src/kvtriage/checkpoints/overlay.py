@@ -24,7 +24,7 @@ from kvtriage.checkpoints.bf16 import widen
 from kvtriage.checkpoints.json_file import encode_object, read_object
 from kvtriage.checkpoints.links import followed, link_file
 from kvtriage.checkpoints.model_folder import INDEX_NAME, ModelFolder
-from kvtriage.checkpoints.safetensors_file import ITEM_BYTES, RawTensor, read_header, read_raw, write_shard
+from kvtriage.checkpoints.safetensors_file import RawTensor, build_index, read_header, read_raw, write_shard
 from kvtriage.errors import BadInput, EngineError, ModelError, StorageError
 from kvtriage.files import new_folder, write_atomic
 from kvtriage.fp8.scales import LayerScales, ScaleSet
@@ -160,14 +160,8 @@ def _encode(values: tuple[float, ...], scaling: Scaling) -> RawTensor:
 
 
 def _index(model: ModelFolder, tensors: Mapping[str, RawTensor]) -> dict[str, object]:
-    total = sum(tensor.data.nbytes for tensor in tensors.values())
-    shards = set(model.weight_map.values())
-    headers = {shard: read_header(followed(model.path, shard)) for shard in shards}
-    for name, shard in model.weight_map.items():
-        entry = headers[shard].tensors[name]
-        total += entry.elements * ITEM_BYTES[entry.dtype]
-    weight_map = dict(sorted((model.weight_map | dict.fromkeys(tensors, SCALES_NAME)).items()))
-    return {"metadata": {"total_size": total}, "weight_map": weight_map}
+    headers = {shard: read_header(followed(model.path, shard)) for shard in set(model.weight_map.values())}
+    return build_index(model.weight_map | dict.fromkeys(tensors, SCALES_NAME), headers, tensors)
 
 
 def _link_base(model: ModelFolder, scratch: Path) -> None:

@@ -25,7 +25,16 @@ import numpy.typing as npt
 from kvtriage.checkpoints.json_file import parse_object
 from kvtriage.errors import ModelError
 
-__all__ = ["ITEM_BYTES", "RawTensor", "ShardHeader", "TensorEntry", "read_header", "read_raw", "write_shard"]
+__all__ = [
+    "ITEM_BYTES",
+    "RawTensor",
+    "ShardHeader",
+    "TensorEntry",
+    "build_index",
+    "read_header",
+    "read_raw",
+    "write_shard",
+]
 
 ITEM_BYTES = {
     "BOOL": 1,
@@ -136,6 +145,21 @@ def write_shard(path: Path, tensors: Mapping[str, RawTensor], metadata: Mapping[
             file.write(tensor.data.data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def build_index(
+    weight_map: Mapping[str, str], headers: Mapping[str, ShardHeader], new: Mapping[str, RawTensor]
+) -> dict[str, object]:
+    """model.safetensors.index.json of tensors (name → file) that lie in `headers`, or are `new`."""
+
+    def size(name: str, shard: str) -> int:
+        if name in new:
+            return new[name].data.nbytes
+        entry = headers[shard].tensors[name]
+        return entry.end - entry.begin
+
+    total = sum(size(name, shard) for name, shard in weight_map.items())
+    return {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
 
 
 def _broken(path: Path, reason: str) -> ModelError:

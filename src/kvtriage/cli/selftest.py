@@ -95,7 +95,7 @@ def _run_checks() -> list[Check]:
         _check_engine("embedded engine", _start_engine),
         _check_engine("E4M3 conversion", _compare_e4m3),
         _check_cpu(),
-        _check_threads(),
+        *_check_threads(),
         _check_memory(),
     ]
     return checks + _check_cache() + _check_demo()
@@ -161,10 +161,14 @@ def _check_cpu() -> Check:
     return Check("cpu", Status.OK, f"{platform.machine()} {' '.join(found) or '(no vector extension we know)'}")
 
 
-def _check_threads() -> Check:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _check_threads() -> list[Check]:
+    try:
+        from kvtriage.engines.embedded.engine import available_threads
+    except ImportError:
+        return []  # the engine's own line says what is missing
     limit = os.environ.get("OMP_NUM_THREADS")
-    return Check("cores", Status.OK, f"{usable} usable" + (f", OMP_NUM_THREADS={limit}" if limit else ""))
+    found = f"{available_threads()} usable" + (f", OMP_NUM_THREADS={limit}" if limit else "")
+    return [Check("cores", Status.OK, found)]
 
 
 def _check_memory() -> Check:

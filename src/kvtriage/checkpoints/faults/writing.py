@@ -13,7 +13,7 @@ from kvtriage.checkpoints.faults.planting import Change
 from kvtriage.checkpoints.json_file import encode_object
 from kvtriage.checkpoints.links import followed, link_or_copy
 from kvtriage.checkpoints.model_folder import INDEX_NAME, ModelFolder
-from kvtriage.checkpoints.safetensors_file import ITEM_BYTES, RawTensor, read_raw, write_shard
+from kvtriage.checkpoints.safetensors_file import RawTensor, build_index, read_raw, write_shard
 from kvtriage.files import new_folder, write_atomic
 from kvtriage.kvcache.policy import Scaling
 
@@ -51,7 +51,7 @@ def write_planted(model: ModelFolder, weights: AttentionWeights, change: Change,
             elif entry == "config.json" and change.biases:
                 write_atomic(scratch / entry, encode_object(_with_biases(model.config)))
             elif entry == INDEX_NAME and touched:
-                write_atomic(scratch / entry, encode_object(_index(weights, change.edits, placed)))
+                write_atomic(scratch / entry, encode_object(build_index(placed, weights.headers, change.edits)))
             else:
                 link_or_copy(source, scratch / entry)
         truth = asdict(planted) | {"base_fingerprint": model.fingerprint}
@@ -80,13 +80,3 @@ def _with_biases(config: Mapping[str, object]) -> dict[str, object]:
     if isinstance(text, dict):
         return {**config, "text_config": text | {"attention_bias": True}}
     return {**config, "attention_bias": True}
-
-
-def _index(weights: AttentionWeights, edits: Edits, placed: Mapping[str, str]) -> dict[str, object]:
-    def size(name: str) -> int:
-        if name in edits:
-            return edits[name].data.nbytes
-        entry = weights.headers[placed[name]].tensors[name]
-        return entry.elements * ITEM_BYTES[entry.dtype]
-
-    return {"metadata": {"total_size": sum(map(size, placed))}, "weight_map": dict(sorted(placed.items()))}
