@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtriage.records.case import ArmRecord, TimingTrial
-from kvtriage.report.charts.lines import Guide, PlaneSpec, Series, draw_plane
-from kvtriage.report.figures.base import Panel
-from kvtriage.report.numbers import axis_number
 from kvtriage.report.view import CaseView
 from kvtriage.stats import BreakEven, Line, Parabola, break_even, fit_generations, fit_ttft
 
-__all__ = ["ArmTimings", "break_even_vs_baseline", "curve_lengths", "draw_against_length", "latency_of"]
+__all__ = ["ArmTimings", "break_even_vs_baseline", "curve_lengths", "latency_of"]
 
 
 @dataclass(frozen=True)
@@ -48,22 +44,6 @@ def curve_lengths(timings: tuple[ArmTimings, ...], steps: int = 32) -> tuple[flo
     lengths = [trial.context_len for entry in timings for trial in entry.trials]
     low, high = min(lengths), max(lengths)
     return tuple(low + (high - low) * step / steps for step in range(steps + 1))
-
-
-def draw_against_length(
-    series: Sequence[Series], what: str, y_title: str, *, from_zero: bool, guides: Sequence[Guide] = ()
-) -> Panel:
-    """A plane over the context length, for a narrow page and a wide one. `what` is for screen readers."""
-    spec = PlaneSpec(
-        label=f"{what} against context length",
-        x_title="context length, tokens",
-        y_title=y_title,
-        x_text=lambda value: f"{value:,.0f}",
-        y_text=axis_number,
-        from_zero=from_zero,
-    )
-    narrow, wide = (draw_plane(series, spec, wide=is_wide, guides=guides) for is_wide in (False, True))
-    return Panel("", narrow, wide)
 
 
 def _fit_ttft(trials: tuple[TimingTrial, ...]) -> Parabola | None:

@@ -10,8 +10,9 @@ from xml.etree.ElementTree import Element
 from kvtriage.report.charts import NARROW, WIDE
 from kvtriage.report.charts.axes import Axis, spread
 from kvtriage.report.charts.svg import canvas, group, line, marker, path, rect, text
+from kvtriage.report.numbers import axis_number
 
-__all__ = ["Guide", "PlaneSpec", "Series", "draw_plane"]
+__all__ = ["Guide", "PlaneSpec", "Series", "draw_against_length", "draw_plane"]
 
 Point = tuple[float, float]
 
@@ -87,6 +88,21 @@ def draw_plane(series: Sequence[Series], spec: PlaneSpec, *, wide: bool, guides:
     else:
         parts.extend(_draw_names(named, x, y))
     return canvas(width, height, spec.label, parts)
+
+
+def draw_against_length(
+    series: Sequence[Series], what: str, y_title: str, *, from_zero: bool, guides: Sequence[Guide] = ()
+) -> tuple[Element, Element]:
+    """A plane over the context length, for a narrow page and for a wide one. `what` is for screen readers."""
+    spec = PlaneSpec(
+        label=f"{what} against context length",
+        x_title="context length, tokens",
+        y_title=y_title,
+        x_text=lambda value: f"{value:,.0f}",
+        y_text=axis_number,
+        from_zero=from_zero,
+    )
+    return draw_plane(series, spec, wide=False, guides=guides), draw_plane(series, spec, wide=True, guides=guides)
 
 
 def _axes(series: Sequence[Series], guides: Sequence[Guide], spec: PlaneSpec, x: Axis, y: Axis) -> tuple[Axis, Axis]:

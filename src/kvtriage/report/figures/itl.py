@@ -6,10 +6,10 @@ from statistics import median, quantiles
 
 from kvtriage.records.case import TimingTrial
 from kvtriage.report.arms import style_of
-from kvtriage.report.charts.lines import Guide, Series
-from kvtriage.report.figures.base import Absent, Figure, Table
+from kvtriage.report.charts.lines import Guide, Series, draw_against_length
+from kvtriage.report.figures.base import Absent, Figure, Panel, Table
 from kvtriage.report.numbers import axis_tokens, percent, rounded
-from kvtriage.report.timings import ArmTimings, break_even_vs_baseline, curve_lengths, draw_against_length, latency_of
+from kvtriage.report.timings import ArmTimings, break_even_vs_baseline, curve_lengths, latency_of
 from kvtriage.report.view import CaseView
 from kvtriage.stats import BreakEven, Line
 from kvtriage.units import format_tokens
@@ -33,7 +33,9 @@ def draw_itl(view: CaseView) -> Figure | Absent:
         note="A point is the median step of one generation, the stroke behind it the middle half of its steps. "
         "Lines are least squares, ITL = slope · length + intercept; the axis does not start at zero. The lines are "
         "this machine's, not your server's.",
-        panels=(draw_against_length(series, "Inter-token latency", "ITL, ms", from_zero=False, guides=guides),),
+        panels=(
+            Panel("", *draw_against_length(series, "Inter-token latency", "ITL, ms", from_zero=False, guides=guides)),
+        ),
         table=Table.of(
             (
                 "arm",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kvtriage.report.arms import style_of
-from kvtriage.report.charts.lines import Series
-from kvtriage.report.figures.base import Absent, Figure, Table
+from kvtriage.report.charts.lines import Series, draw_against_length
+from kvtriage.report.figures.base import Absent, Figure, Panel, Table
 from kvtriage.report.numbers import percent, rounded
-from kvtriage.report.timings import ArmTimings, curve_lengths, draw_against_length, latency_of
+from kvtriage.report.timings import ArmTimings, curve_lengths, latency_of
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_seconds, format_tokens
 
@@ -27,7 +27,7 @@ def draw_ttft(view: CaseView) -> Figure | Absent:
         answer=_answer(view, timings),
         note="Every generation is a point; the curve is least squares, TTFT = a · length² + b · length + c. "
         "It too belongs to this machine.",
-        panels=(draw_against_length(series, "Time to first token", "TTFT, s", from_zero=True),),
+        panels=(Panel("", *draw_against_length(series, "Time to first token", "TTFT, s", from_zero=True)),),
         table=Table.of(
             ("arm", "a, ns per token²", "b, µs per token", "c, ms", "fastest and slowest generation"),
             [_row(entry) for entry in timings],
