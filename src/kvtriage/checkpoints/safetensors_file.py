@@ -26,7 +26,6 @@ from kvtriage.checkpoints.json_file import parse_object
 from kvtriage.errors import ModelError
 
 __all__ = [
-    "ITEM_BYTES",
     "RawTensor",
     "ShardHeader",
     "TensorEntry",
@@ -36,7 +35,7 @@ __all__ = [
     "write_shard",
 ]
 
-ITEM_BYTES = {
+_ITEM_BYTES = {
     "BOOL": 1,
     "U8": 1,
     "I8": 1,
@@ -130,7 +129,7 @@ def write_shard(path: Path, tensors: Mapping[str, RawTensor], metadata: Mapping[
 
     Raises OSError; the caller writes into a folder that vanishes with it.
     """
-    ordered = sorted(tensors.items(), key=lambda item: -ITEM_BYTES[item[1].dtype])
+    ordered = sorted(tensors.items(), key=lambda item: -_ITEM_BYTES[item[1].dtype])
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, tensor in ordered:
@@ -177,13 +176,13 @@ def _read_entry(path: Path, name: str, field: object) -> TensorEntry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if all(
             isinstance(size, int) and size >= 0 for size in shape
         ):
-            if dtype not in ITEM_BYTES:
+            if dtype not in _ITEM_BYTES:
                 raise ModelError(
                     f"{path} stores {name!r} as {dtype!r}, which kvtriage does not read",
                     hint="use the BF16 checkpoint of this model",
                 )
             entry = TensorEntry(dtype, tuple(shape), begin, end)
-            if end - begin != entry.elements * ITEM_BYTES[dtype]:
+            if end - begin != entry.elements * _ITEM_BYTES[dtype]:
                 raise _broken(path, f"the size of {name!r} does not match its shape")
             return entry
         case _:
