@@ -286,19 +286,10 @@ def _latency(found: Findings) -> str:
         return ""
     ratio = ratio_at(baseline, other, context_len, rule.confidence)
     met = break_even(baseline, other, rule.confidence, longest=found.plan.max_model_len)
-    match met.kind:
-        case "at" if met.value is not None and met.low is not None and met.high is not None:
-            side = "beyond" if met.faster_beyond else "below"
-            crossing = f"faster {side} {met.value:,.0f} tokens ({met.low:,.0f} to {met.high:,.0f})"
-        case "always":
-            crossing = "faster at every context"
-        case "never":
-            crossing = "slower at every context"
-        case _:
-            crossing = "a break-even cannot be told"
     times = format_interval(ratio.value, ratio.low, ratio.high, lambda value: f"{value:.2f}")
     weight = "" if rule.latency_weight else "; this rule gives latency no weight"
-    return f"Measured here, a decoded token at {context_len:,} tokens takes {times} times BF16's: {crossing}{weight}."
+    where = f"a decoded token at {context_len:,} tokens"
+    return f"Measured here, {where} takes {times} times BF16's: {met.in_words()}{weight}."
 
 
 # --- how sure ---------------------------------------------------------------------------

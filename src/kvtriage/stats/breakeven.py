@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from kvtriage.stats.intervals import t_quantile
 from kvtriage.stats.lines import Line
+from kvtriage.units import format_tokens
 
 __all__ = ["BreakEven", "break_even"]
 
@@ -38,6 +39,27 @@ class BreakEven:
     high: float | None = None
     faster_beyond: bool = True
     """For 'at': False when b is the faster one *below* the crossing."""
+
+    @property
+    def certain_from(self) -> float | None:
+        """For 'at' with an interval that starts at 0: the length from which on it is known which is faster."""
+        return self.high if self.kind == "at" and self.low == 0 else None
+
+    def in_words(self) -> str:
+        """What b is against a: 'faster beyond 7,010 tokens (6,480 to 7,650)'."""
+        if self.certain_from is not None:
+            which = "faster" if self.faster_beyond else "slower"
+            return f"{which} beyond {format_tokens(self.certain_from)} tokens at the latest"
+        match self.kind:
+            case "at" if self.value is not None and self.low is not None and self.high is not None:
+                side, ends = "beyond" if self.faster_beyond else "below", (self.low, self.high)
+                return f"faster {side} {format_tokens(self.value)} tokens ({' to '.join(map(format_tokens, ends))})"
+            case "always":
+                return "faster at every length"
+            case "never":
+                return "slower at every length"
+            case _:
+                return "break-even not known"
 
 
 @dataclass(frozen=True)

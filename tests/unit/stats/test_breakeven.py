@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtriage.stats.breakeven import break_even
+from kvtriage.stats.breakeven import BreakEven, break_even
 from kvtriage.stats.lines import Line, fit_itl
 
 LLAMA_BF16, LLAMA_FP8 = (4.37e-05, 6.44), (2.37e-05, 6.58)
@@ -159,3 +159,20 @@ def test_fieller_covers_the_truth() -> None:
             covered += met.low <= 750 <= met.high
     assert told >= 390
     assert covered >= 0.93 * told
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (BreakEven("at", 7010.4, 6480.0, 7650.0), "faster beyond 7,010 tokens (6,480 to 7,650)"),
+        (BreakEven("at", 7010.4, 6480.0, 7650.0, faster_beyond=False), "faster below 7,010 tokens (6,480 to 7,650)"),
+        (BreakEven("at", 90.0, 0.0, 203.0), "faster beyond 203 tokens at the latest"),
+        (BreakEven("at", 0.0, 0.0, 203.0, faster_beyond=False), "slower beyond 203 tokens at the latest"),
+        (BreakEven("always"), "faster at every length"),
+        (BreakEven("never"), "slower at every length"),
+        (BreakEven("cannot_tell"), "break-even not known"),
+    ],
+)
+def test_words(found: BreakEven, words: str) -> None:
+    """An interval that starts at 0 allows that there is no crossing, so none is named."""
+    assert found.in_words() == words

@@ -11,7 +11,7 @@ from kvtriage.report.figures.base import Absent, Figure, Panel, Table
 from kvtriage.report.numbers import axis_tokens, percent, rounded
 from kvtriage.report.timings import ArmTimings, break_even_vs_baseline, curve_lengths, latency_of
 from kvtriage.report.view import CaseView
-from kvtriage.stats import BreakEven, Line
+from kvtriage.stats import Line
 from kvtriage.units import format_tokens
 
 __all__ = ["draw_itl"]
@@ -78,7 +78,9 @@ def _guides(view: CaseView, timings: tuple[ArmTimings, ...], longest: float) -> 
     """The chosen arm's break-even, when it lies within the lengths that were timed."""
     for entry in timings:
         found = break_even_vs_baseline(view, timings, entry) if view.is_chosen(entry.arm) else None
-        if found is not None and found.kind == "at" and found.value is not None and found.value <= longest:
+        if found is None or found.value is None or found.certain_from is not None:
+            continue
+        if found.value <= longest:
             label = f"break-even {format_tokens(found.value)}"
             return (Guide(found.value, label, style_of(entry.arm).css, True, found.low, found.high),)
     return ()
@@ -89,6 +91,7 @@ def _row(view: CaseView, timings: tuple[ArmTimings, ...], entry: ArmTimings) -> 
     if line is None:
         return (style.short, "one length only", "", "", "", "", "", str(len(entry.trials)))
     baseline = next((other.itl for other in timings if other.arm.role == "baseline"), None)
+    crossing = break_even_vs_baseline(view, timings, entry)
     return (
         style.short,
         rounded(line.slope * 1e9),
@@ -96,33 +99,13 @@ def _row(view: CaseView, timings: tuple[ArmTimings, ...], entry: ArmTimings) -> 
         rounded(line.intercept * 1e3),
         rounded(line.intercept_se * 1e3),
         _slope_share(line, baseline) if entry.arm.role != "baseline" else "",
-        _describe_break_even(break_even_vs_baseline(view, timings, entry)),
+        "" if crossing is None else crossing.in_words(),
         str(len(entry.trials)),
     )
 
 
 def _slope_share(line: Line, baseline: Line | None) -> str:
     return "" if baseline is None or baseline.slope <= 0 else percent(line.slope / baseline.slope)
-
-
-def _describe_break_even(found: BreakEven | None) -> str:
-    """In words, for a table."""
-    if found is None:
-        return ""
-    match found.kind:
-        case "always":
-            return "faster throughout"
-        case "never":
-            return "slower throughout"
-        case "at":
-            side = "faster beyond" if found.faster_beyond else "faster below"
-            return f"{side} {format_tokens(found.value or 0)} ({_tokens(found.low)} to {_tokens(found.high)})"
-        case _:
-            return "can't tell"
-
-
-def _tokens(value: float | None) -> str:
-    return "?" if value is None else format_tokens(value)
 
 
 def _answer(view: CaseView, timings: tuple[ArmTimings, ...]) -> str:
@@ -141,10 +124,6 @@ def _answer(view: CaseView, timings: tuple[ArmTimings, ...]) -> str:
         case "never":
             return f"On this machine {short} decodes more slowly than BF16 at every length up to {limit}."
         case "at":
-            side = "beyond" if found.faster_beyond else "below"
-            return (
-                f"On this machine {short} decodes faster {side} {format_tokens(found.value or 0)} tokens "
-                f"({_tokens(found.low)} to {_tokens(found.high)})."
-            )
+            return f"On this machine {short} decodes {found.in_words()}."
         case _:
             return f"Can't tell: the lines of {short} and BF16 lie too close for their errors on this machine."
