@@ -33,7 +33,7 @@ def render_choice(choice: RepairChoice | None, num_layers: int) -> str:
     """'FP8 with per-head scales, 3 of 18 layers in BF16 (5, 11, 17)'."""
     match choice:
         case None:
-            return "none: the evidence does not decide"
+            return "none"
         case RepairChoice(scaling="native"):
             return "BF16 in every layer"
         case RepairChoice(scaling=scaling, skip_layers=skip):

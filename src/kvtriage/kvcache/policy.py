@@ -5,7 +5,7 @@ A format is one of three things:
     Native            the model's own dtype, two bytes per element
     Fp8(scaling)      E4M3 bytes, real value = stored × scale
     Mantissa          a probe and never a product: E4M3's 3-bit mantissa with an unlimited
-                      exponent. What it loses, no scale of any granularity can win back.
+                      exponent: about what an ideal scale would still lose.
 
 `Fp8` and `Mantissa` may be narrowed to some KV heads of a layer; the others stay native.
 That too is for probes: no engine stores half a layer in FP8.

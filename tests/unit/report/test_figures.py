@@ -92,7 +92,7 @@ def test_layers_and_heads_find_the_planted_place() -> None:
     case = smollm_like()
     assert drawn("layers", case).answer == (
         "In mantissa no layer stands out; the most sensitive is layer 3. Range is lost above all in layer 11: "
-        "KL 0.0635 by itself, where its bound is 0.000718."
+        "KL 0.0635 by itself, where the best scales reach 0.000718."
     )
     assert drawn("heads", case).answer.startswith("The worst is head 1 of layer 11")
     assert "Range adds little anywhere: at most KL 0.000" in drawn("layers", gemma_like()).answer

@@ -30,7 +30,7 @@ def format_name(word: str) -> str:
 
 
 def draw_layers(view: CaseView) -> Figure | Absent:
-    """One bar per layer, split at the scale-free bound, with a tick where calibrated scales land."""
+    """One bar per layer, split at the best that scales reach, with a tick where the calibrated ones land."""
     damage = _by_format(view.sensitivities.layer_probes)
     plain = next((word for word in _UNREPAIRED if word in damage), None)
     if plain is None:
@@ -51,7 +51,8 @@ def draw_layers(view: CaseView) -> Figure | Absent:
         question=_QUESTION,
         answer=_answer(view, damage, plain),
         note=f"Each layer alone in {format_name(plain)}, all others in BF16: mean KL over "
-        f"{len(view.sensitivities.probe_items)} probe texts, cut at the scale-free bound of the same layer.",
+        f"{len(view.sensitivities.probe_items)} probe texts, cut at what is left under the best of the calibrated "
+        "scales and the scale-free bound.",
         panels=(
             Panel(
                 "KL when this layer alone is quantised",
@@ -92,10 +93,22 @@ def _by_format(probes: tuple[ProbeRow, ...]) -> dict[str, dict[int, float]]:
 
 def _bar(layer: int, damage: dict[str, dict[int, float]], plain: str, repaired: str | None) -> StackedBar:
     total = max(damage[plain].get(layer, 0.0), 0.0)
-    bound = damage.get(_BOUND, {}).get(layer)
+    best = _best(damage, plain).get(layer)
     tick = None if repaired is None else damage[repaired].get(layer)
     said = [f"{format_name(word)} {rounded(values[layer])}" for word, values in damage.items() if layer in values]
-    return StackedBar(total if bound is None else max(bound, 0.0), total, tick, f"layer {layer}: {', '.join(said)}")
+    return StackedBar(
+        total if best is None else min(max(best, 0.0), total), total, tick, f"layer {layer}: {', '.join(said)}"
+    )
+
+
+def _best(damage: dict[str, dict[int, float]], plain: str) -> dict[int, float]:
+    """The least damage of each layer under any scale but the `plain` one, the bound among them."""
+    found: dict[int, float] = {}
+    for word, values in damage.items():
+        for layer, value in values.items():
+            if word != plain:
+                found[layer] = min(value, found.get(layer, value))
+    return found
 
 
 def _shown(value: float | None) -> str:
@@ -103,11 +116,11 @@ def _shown(value: float | None) -> str:
 
 
 def _answer(view: CaseView, damage: dict[str, dict[int, float]], plain: str) -> str:
-    bound = damage.get(_BOUND)
-    if bound is None:
+    best = _best(damage, plain)
+    if not best:
         worst = max(damage[plain], key=lambda layer: damage[plain][layer])
         return f"Layer {worst} is the most sensitive: KL {rounded(damage[plain][worst])} by itself."
-    return f"{_mantissa(view)} {_range(damage[plain], bound)}"
+    return f"{_mantissa(view)} {_range(damage[plain], best)}"
 
 
 def _mantissa(view: CaseView) -> str:
@@ -120,13 +133,13 @@ def _mantissa(view: CaseView) -> str:
     return f"In mantissa no layer stands out; the most sensitive {'are' if several else 'is'} {layers}."
 
 
-def _range(total: dict[int, float], bound: dict[int, float]) -> str:
+def _range(total: dict[int, float], best: dict[int, float]) -> str:
     """The layer with most to win back by scales."""
-    excess = {layer: total[layer] - bound[layer] for layer in total.keys() & bound.keys()}
+    excess = {layer: total[layer] - best[layer] for layer in total.keys() & best.keys()}
     worst = max(excess, key=lambda layer: (excess[layer], -layer))
-    if excess[worst] <= max(bound.values()):
+    if excess[worst] <= max(best.values()):
         return f"Range adds little anywhere: at most KL {rounded(max(excess[worst], 0.0))}, in layer {worst}."
     return (
-        f"Range is lost above all in layer {worst}: KL {rounded(total[worst])} by itself, where its bound is "
-        f"{rounded(bound[worst])}."
+        f"Range is lost above all in layer {worst}: KL {rounded(total[worst])} by itself, where the best scales "
+        f"reach {rounded(best[worst])}."
     )
