@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvtriage.errors import EngineError
+from kvtriage.errors import EngineError, ModelError
 from kvtriage.fp8.e4m3 import MAX, SUB_OCTAVES
 from kvtriage.fp8.stats import KVStats, RangeStats
 from kvtriage.kvcache.policy import Scaling
@@ -54,16 +54,22 @@ class SubOctaves:
 def fit_scales(stats: KVStats, spec: CacheSpec, scaling: Scaling) -> ScaleSet:
     """amax / 448 per head, or per tensor, rounded to float32.
 
-    Raises EngineError, naming the layer, for a tensor that was not observed or was all zero:
-    its scale would be a guess.
+    A head that is 0 on all of the text takes the scale of its tensor: 0 is stored exactly at any.
+    Raises EngineError, naming the layer, for a tensor that was not observed, and ModelError for
+    one that is 0 throughout: its scale would be a guess.
     """
     layers = []
     for layer in spec.layers:
         fitted = {}
         for tensor in ("q", "k", "v"):
             amax = _observed(stats, layer.layer_idx, tensor).amax
-            if scaling is not Scaling.PER_HEAD:
-                amax = amax.max(keepdims=True)
+            if not amax.any():
+                raise ModelError(
+                    f"{tensor.upper()} of layer {layer.layer_idx} is 0 on all of the calibration text",
+                    hint="there is no range to fit a scale to; are the weights of this layer intact?",
+                )
+            largest = amax.max(keepdims=True)
+            amax = np.where(amax == 0, largest, amax) if scaling is Scaling.PER_HEAD else largest
             fitted[tensor] = tuple(float(np.float32(value / MAX)) for value in amax)
         layers.append(LayerScales(layer.layer_idx, fitted["q"], fitted["k"], fitted["v"]))
     return ScaleSet(scaling, tuple(layers))

@@ -137,6 +137,13 @@ def _warnings(plan: Plan, stats: KVStats, held_out: HeldOut) -> Iterator[str]:
             f"{len(saturated)} heads saturate on text not calibrated on; worst is {worst.tensor.upper()} of layer "
             f"{worst.layer_idx}, head {worst.head}, with {worst.saturated:.2%}: calibrate on more text"
         )
+    dead = [
+        f"{tensor.upper()} head {head} of layer {layer_idx}"
+        for (layer_idx, tensor), seen in sorted(stats.tensors.items())
+        for head in np.flatnonzero(seen.amax == 0)
+    ]
+    if dead:
+        yield f"0 on all of the calibration text, and given the scale of its tensor: {', '.join(dead)}"
     beyond = [
         f"{tensor.upper()} of layer {layer_idx} ({seen.amax.max():.0f})"
         for (layer_idx, tensor), seen in sorted(stats.tensors.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvtriage.errors import EngineError
+from kvtriage.errors import EngineError, ModelError
 from kvtriage.fp8.e4m3 import SUB_OCTAVES
 from kvtriage.fp8.scales import LayerScales, ScaleSet, fit_scales, fit_sub_octaves
 from kvtriage.fp8.stats import KVStats, RangeStats
@@ -52,10 +52,21 @@ def test_scales_are_exact_float32() -> None:
         assert float(np.float32(value)) == value
 
 
-@pytest.mark.parametrize("amax", [0.0, -1.0, np.nan, np.inf, 1e-50])
+@pytest.mark.parametrize("amax", [-1.0, np.nan, np.inf, 1e-50])
 def test_a_scale_that_destroys_data_is_refused(amax: float) -> None:
     with pytest.raises(EngineError, match="k_scale of layer 0, head 1"):
         fit_scales(stats([1.0, amax], [1, 1]), SPEC, Scaling.PER_HEAD)
+
+
+def test_a_dead_head_takes_the_scale_of_its_tensor() -> None:
+    (layer,) = fit_scales(stats([44.8, 0.0], [1, 1]), SPEC, Scaling.PER_HEAD).layers
+    assert layer.k == pytest.approx((0.1, 0.1))
+
+
+@pytest.mark.parametrize("scaling", [Scaling.PER_TENSOR, Scaling.PER_HEAD])
+def test_a_dead_tensor_is_refused(scaling: Scaling) -> None:
+    with pytest.raises(ModelError, match="V of layer 0 is 0 on all of the calibration text"):
+        fit_scales(stats([1, 1], [0, 0]), SPEC, scaling)
 
 
 def test_a_tensor_never_observed_gets_no_scale() -> None:

@@ -55,11 +55,13 @@ def test_a_range_that_still_grows_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         by_position = seen.amax_by_position.copy()
         by_position[1, -1] *= 2
         tensors[3, "k"] = dataclasses.replace(seen, amax_by_position=by_position, amax=np.array([8.0, 900.0]))
+        tensors[1, "v"] = dataclasses.replace(tensors[1, "v"], amax=np.array([0.0, 8.0]))
         return dataclasses.replace(stats, tensors=tensors)
 
     monkeypatch.setattr(type(case.engine), "observe", growing)
     warnings = case.calibrate().warnings
     assert any("still grows with position in K of layer 3" in text for text in warnings)
+    assert any(text.endswith("given the scale of its tensor: V head 0 of layer 1") for text in warnings)
     assert any("beyond E4M3's 448 at unit scale: K of layer 3 (900)" in text for text in warnings)
 
 

@@ -31,13 +31,13 @@ from kvtriage.engines.embedded.model import LanguageModel, load_model, native_dt
 from kvtriage.engines.embedded.observing import RangeObserver, ScaleObserver
 from kvtriage.engines.embedded.storing import LayerStorage, StoringAttention, applied, layer_storages
 from kvtriage.engines.embedded.tokenizer import load_tokenizer
-from kvtriage.errors import BadInput, PolicyNotApplied, StudyError
+from kvtriage.errors import BadInput, NonFinite, PolicyNotApplied, StudyError
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.fp8.stats import HeldOut, KVStats
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.spec import CacheSpec
 
-__all__ = ["EmbeddedEngine", "EmbeddedSession", "LogProbs", "available_threads", "open_engine"]
+__all__ = ["EmbeddedEngine", "EmbeddedSession", "LogProbs", "available_threads", "open_engine", "resolve_device"]
 
 NUMERICS = ("storage", "attention")
 _ROWS = 32
@@ -62,11 +62,21 @@ class LogProbs:
 
 
 def _log_probs(logits: Tensor) -> Tensor:
-    """Normalised in place, a few rows at a time: [S, V]."""
+    """Normalised in place, a few rows at a time: [S, V]. Raises NonFinite."""
     for start in range(0, logits.shape[0], _ROWS):
         rows = logits[start : start + _ROWS]
-        rows -= torch.logsumexp(rows, dim=-1, keepdim=True)
+        total = torch.logsumexp(rows, dim=-1, keepdim=True)
+        _check_logits(total)
+        rows -= total
     return logits
+
+
+def _check_logits(values: Tensor) -> None:
+    if not torch.isfinite(values).all():
+        raise NonFinite(
+            "the logits hold NaN or infinity, although K and V do not",
+            hint="the model itself overflows behind its attention layers (are the weights intact?)",
+        )
 
 
 class EmbeddedEngine:
@@ -206,6 +216,7 @@ class EmbeddedSession:
             chosen.append(step)
             times.append(self._now())
         attention.check_finite()
+        _check_logits(logits)
         return Generation(
             token_ids=tuple(tuple(row) for row in torch.cat(chosen, dim=1).tolist()),
             ttft_s=times[1] - times[0],
@@ -225,7 +236,8 @@ def available_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _device(name: str | None) -> torch.device:
+def resolve_device(name: str | None) -> torch.device:
+    """CUDA where torch sees one, unless `name` says otherwise. Raises StudyError."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda") and not name.startswith("cuda:"):
@@ -256,7 +268,7 @@ def open_engine(
     torch.set_num_threads(count)
     try:
         tokenizer = load_tokenizer(folder, trust_remote_code)
-        model = load_model(folder, spec, _device(device), trust_remote_code=trust_remote_code)
+        model = load_model(folder, spec, resolve_device(device), trust_remote_code=trust_remote_code)
         yield EmbeddedEngine(model, tokenizer, native_dtype(folder), numerics, count)
     finally:
         torch.set_num_threads(before)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from kvtriage.engines.embedded.attention import ATTENTION, Attention, register
 from kvtriage.errors import ModelError, UnsupportedModel
 from kvtriage.kvcache.spec import CacheSpec
 
-__all__ = ["LanguageModel", "load_model", "native_dtype", "quiet_transformers"]
+__all__ = ["LanguageModel", "load_config", "load_model", "native_dtype", "quiet_transformers"]
 
 _NATIVE = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.bfloat16}
 """What a server stores K and V in when it does not quantise them; float32 checkpoints are served as BF16."""
@@ -98,52 +98,87 @@ class LanguageModel:
 
 
 def native_dtype(folder: Path) -> torch.dtype:
-    """The dtype that an unquantised cache has: the checkpoint's, BF16 for a float32 one."""
+    """The dtype that an unquantised cache has: the checkpoint's, BF16 for a float32 one. Raises ModelError."""
     config = json.loads((folder / "config.json").read_bytes())
-    text = config.get("text_config", {})
-    name = next((c[key] for c in (config, text) for key in ("dtype", "torch_dtype") if key in c), "bfloat16")
-    try:
-        return _NATIVE[name]
-    except KeyError:
-        raise ModelError(f"config.json gives the dtype {name!r}", hint="known are " + ", ".join(_NATIVE)) from None
+    parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
+    stated = (part[key] for part in parts for key in ("dtype", "torch_dtype") if part.get(key) is not None)
+    name = next(stated, "bfloat16")
+    if not isinstance(name, str) or name not in _NATIVE:
+        raise ModelError(f"config.json gives the dtype {name!r}", hint="known are " + ", ".join(_NATIVE))
+    return _NATIVE[name]
 
 
 def load_model(folder: Path, spec: CacheSpec, device: torch.device, *, trust_remote_code: bool) -> LanguageModel:
-    """Load a model folder from disk in float32. Raises ModelError; never fetches anything."""
+    """Load a model folder from disk in float32; never fetches anything.
+
+    Raises ModelError, also for weights that are missing or of another shape than the model's: transformers
+    would fill them with random numbers.
+    """
     register()
+    config = load_config(folder, trust_remote_code)
+    auto: Any = transformers.AutoModelForCausalLM
     with quiet_transformers():
         try:
-            model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            model, loaded = auto.from_pretrained(
                 folder,
-                config=_config(folder, trust_remote_code),
+                config=config,
                 dtype=torch.float32,
                 attn_implementation=ATTENTION,
                 local_files_only=True,
                 use_safetensors=True,
                 trust_remote_code=trust_remote_code,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
             )
-        except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
+        except Exception as error:  # a model's own code runs here, and may raise anything
             raise ModelError(
-                f"transformers cannot load {folder}: {reason[0]}",
+                f"transformers cannot load {folder}: {_first_line(error)}",
                 hint="the folder must hold a causal language model that this transformers version knows",
             ) from error
+    _check_loaded(loaded)
     model.eval().requires_grad_(False)
     return LanguageModel(model.to(device), spec, device)
 
 
-def _config(folder: Path, trust_remote_code: bool) -> Any:
+def _check_loaded(loaded: Mapping[str, Any]) -> None:
+    for name, stored, wanted in sorted(loaded["mismatched_keys"]):
+        raise ModelError(
+            f"{name} has the shape {list(stored)} in the weights and {list(wanted)} by config.json",
+            hint="the weights and config.json belong to different models",
+        )
+    missing = sorted(loaded["missing_keys"])
+    if missing:
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(
+            f"the weights lack {missing[0]}{others}",
+            hint="the download is incomplete, or the weights and config.json belong to different models",
+        )
+
+
+def load_config(folder: Path, trust_remote_code: bool) -> Any:
     """The configuration, without the quantisation of a checkpoint whose weights are not quantised.
 
-    Such a checkpoint only brings scales for a KV cache, which is ours to store.
+    Such a checkpoint only brings scales for a KV cache, which is ours to store. Raises ModelError.
     """
-    config: Any = transformers.AutoConfig.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=trust_remote_code
-    )
+    with quiet_transformers():
+        try:
+            config: Any = transformers.AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=trust_remote_code
+            )
+        except Exception as error:  # validation of a hostile config raises whatever it trips over
+            raise ModelError(
+                f"transformers cannot read the config.json in {folder}: {_first_line(error)}",
+                hint="compare it with the one that the model's authors published",
+            ) from error
+    config.return_dict = config.get_text_config().return_dict = True
     match getattr(config, "quantization_config", None):
         case {"kv_cache_scheme": _, "config_groups": {**groups}} if not groups:
             del config.quantization_config
     return config
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__).strip()
 
 
 @contextlib.contextmanager

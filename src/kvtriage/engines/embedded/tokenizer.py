@@ -9,7 +9,7 @@ from typing import Any
 import transformers
 
 from kvtriage.engines.base import Tokenizer
-from kvtriage.engines.embedded.model import quiet_transformers
+from kvtriage.engines.embedded.model import load_config, quiet_transformers
 from kvtriage.errors import DataError, ModelError
 
 __all__ = ["load_tokenizer"]
@@ -47,7 +47,8 @@ class _HuggingFaceTokenizer:
 
 
 def load_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
-    """Raises ModelError when the folder has no usable tokenizer."""
+    """Raises ModelError when the folder has no usable tokenizer, or no usable config.json to tell its kind by."""
+    load_config(folder, trust_remote_code)
     with quiet_transformers():
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from kvtriage.engines.base import Arm, ScoreRequest, ScoreResponse
 from kvtriage.engines.embedded.attention import AttentionCall
@@ -389,6 +391,7 @@ def test_engine_settings_that_cannot_be_are_refused(bench: Bench, tmp_path: Path
     ):
         pass
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match="tokenizer"), open_engine(tmp_path, bench.spec, numerics="storage"):
         pass
 
@@ -417,3 +420,67 @@ def test_planted_range_is_seen_where_it_was_planted(tmp_path: Path) -> None:
         reference = bench.score(CachePolicy.native(3))
         drift = {s: mean_kl(bench.score(CachePolicy.fp8(3, s)), reference) for s in Scaling}
         assert drift[Scaling.UNIT] > 3 * drift[Scaling.PER_HEAD]
+
+
+def edited(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> CacheSpec:
+    """A tiny Llama whose stored tensors went through `change`."""
+    spec = tiny.save(tiny.llama(), folder)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return spec
+
+
+@pytest.mark.parametrize("name", [
+    "model.norm.weight", "model.layers.1.mlp.up_proj.weight", "model.layers.2.self_attn.q_proj.weight",
+    "model.embed_tokens.weight", "lm_head.weight",
+])  # fmt: skip
+def test_weights_that_are_not_there_are_refused(tmp_path: Path, name: str) -> None:
+    """transformers would put random numbers in their place, and the study would go on."""
+    spec = edited(tmp_path, lambda tensors: tensors.pop(name))
+    with pytest.raises(ModelError, match=f"lack {name}"), open_engine(tmp_path, spec, numerics="storage", device="cpu"):
+        pass
+
+
+def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    spec = edited(tmp_path, lambda tensors: tensors.__setitem__(name, torch.zeros(8, 48)))
+    said = pytest.raises(ModelError, match=rf"{name} has the shape \[8, 48\] in the weights and \[64, 48\]")
+    with said, open_engine(tmp_path, spec, numerics="storage", device="cpu"):
+        pass
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
+    spec = edited(tmp_path, lambda tensors: tensors["model.norm.weight"].fill_(value))
+    with (
+        open_engine(tmp_path, spec, numerics="storage", device="cpu", threads=1) as engine,
+        engine.open(Arm("bf16", CachePolicy.native(3))) as session,
+    ):
+        with pytest.raises(NonFinite, match="the logits hold NaN"):
+            session.score(ScoreRequest("x", tiny.prompt(20), 10))
+        with pytest.raises(NonFinite, match="the logits hold NaN"):
+            session.generate([tiny.prompt(20)], 3)
+        with pytest.raises(NonFinite, match="the logits hold NaN"):
+            engine.probe([ScoreRequest("x", tiny.prompt(20), 10)], [], quiet)
+
+
+@pytest.mark.parametrize(("key", "value", "named"), [
+    ("rope_parameters", {"rope_type": [1]}, "transformers cannot"), ("hidden_size", "abc", "config.json"), ("dtype", "float8_e4m3fn", "dtype"),
+    ("dtype", ["bfloat16"], "config.json"), ("pad_token_id", 9999, "cannot load"),
+])  # fmt: skip
+def test_a_config_that_makes_no_sense_is_named(tmp_path: Path, key: str, value: object, named: str) -> None:
+    spec = tiny.save(tiny.llama(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {key: value}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=named), open_engine(tmp_path, spec, numerics="storage", device="cpu"):
+        pass
+
+
+def test_a_model_that_prefers_tuples_runs_too(tmp_path: Path) -> None:
+    spec = tiny.save(tiny.llama(return_dict=False), tmp_path)
+    with (
+        open_engine(tmp_path, spec, numerics="storage", device="cpu", threads=1) as engine,
+        engine.open(Arm("bf16", CachePolicy.native(3))) as session,
+    ):
+        assert len(session.score(ScoreRequest("x", tiny.prompt(20), 10)).nll) == 10
