@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -10,9 +11,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvtriage.errors import StorageError
+from kvtriage.errors import BadInput, StorageError
 
-__all__ = ["new_folder", "sha256_bytes", "sha256_file", "sync_folder", "write_atomic", "writing"]
+__all__ = ["is_inside", "new_folder", "sha256_bytes", "sha256_file", "sync_folder", "write_atomic", "writing"]
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -24,13 +25,24 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+_UNUSABLE = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+"""What is wrong with a path rather than with the disk."""
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether `path`, which need not exist yet, is `folder` or lies in it, links considered."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the OSError of a write to `path` into a StorageError."""
+    """Turn the OSError of a write to `path` into a StorageError, or BadInput where no such path can be."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
+        if error.errno in _UNUSABLE:
+            raise BadInput(f"cannot write {path}: {reason}", hint="choose another place") from error
         raise StorageError(
             f"cannot write {path}: {reason}",
             hint="nothing was half-written; free some space or choose another folder, then run the same command again",

@@ -48,6 +48,6 @@ def parse_bytes(text: str) -> int:
     if suffix not in _SUFFIXES:
         raise ValueError(f"{text!r} has an unknown unit")
     count = float(digits) * _SUFFIXES[suffix]
-    if not 0 < count < 2**63:
+    if not 1 <= count < 2**63:
         raise ValueError(f"{text!r} is not a positive number of bytes")
     return int(count)

@@ -29,22 +29,27 @@ def scale_stacks(tensor_names: Iterable[str]) -> Stacks:
 
 
 def text_stack(tensor_names: Iterable[str], num_layers: int) -> dict[int, str]:
-    """layer_idx → prefix of the text model, whose last layer is `num_layers` − 1.
+    """layer_idx → prefix of the text model, whose layers are 0 to `num_layers` − 1.
 
     Raises ModelError when no stack of the checkpoint fits, or more than one.
     """
     stacks = attention_stacks(tensor_names)
-    fitting = [stack for stack in stacks.values() if max(stack) == num_layers - 1]
+    fitting = [stack for stack in stacks.values() if [*stack] == [*range(num_layers)]]
     if len(fitting) > 1:
         raise ModelError(
             f"more than one stack of {num_layers} layers holds a self_attn: {_roots(stacks)}",
             hint="kvtriage cannot tell which of them is the text model; please report this architecture",
         )
+    if not stacks:
+        raise ModelError(
+            f"the weights hold no self_attn projection, and the configuration means {num_layers} layers",
+            hint="layers are found by names such as `model.layers.N.self_attn.k_proj.weight`",
+        )
     if not fitting:
         raise ModelError(
-            f"the weights hold no self_attn projection of layer {num_layers - 1} as their last"
-            + (f"; stacks found: {_roots(stacks)}" if stacks else ""),
-            hint="layers are found by names such as `model.layers.N.self_attn.k_proj.weight`",
+            f"the configuration means {num_layers} layers, and the weights hold other attention layers: "
+            + _roots(stacks),
+            hint="config.json (num_hidden_layers) and weights are of different models, or the weights are incomplete",
         )
     return fitting[0]
 
@@ -59,4 +64,4 @@ def _stacks(pattern: re.Pattern[str], tensor_names: Iterable[str]) -> Stacks:
 
 
 def _roots(stacks: Mapping[str, Mapping[int, str]]) -> str:
-    return ", ".join(f"{root}layers ({len(stack)})" for root, stack in stacks.items())
+    return ", ".join(f"{len(stack)} in {root}layers ({min(stack)} to {max(stack)})" for root, stack in stacks.items())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtriage.checkpoints.json_file import read_object
-from kvtriage.checkpoints.links import followed, is_plain_name
+from kvtriage.checkpoints.links import check_links, followed, is_plain_name
 from kvtriage.checkpoints.safetensors_file import ShardHeader, read_header
 from kvtriage.errors import ModelError
 from kvtriage.files import sha256_bytes, sha256_file
@@ -69,6 +69,7 @@ def load_model_folder(path: Path, *, trust_remote_code: bool, weights: bool = Tr
     if not weights:
         fingerprint = sha256_bytes(b"config.json\0" + config_bytes)
         return ModelFolder(folder, config, architecture, {}, fingerprint, 0, already_fp8)
+    check_links(folder)
     tokenizer = _tokenizer_files(folder, trust_remote_code)
     weight_map, headers = _load_weight_map(folder)
     parameters = sum(headers[shard].tensors[name].elements for name, shard in weight_map.items())
@@ -77,9 +78,9 @@ def load_model_folder(path: Path, *, trust_remote_code: bool, weights: bool = Tr
 
 
 def _existing_folder(path: Path) -> Path:
-    if not path.exists():
+    if not os.path.exists(path):
         raise ModelError(f"there is no model folder {path}", hint=_FOLDER_HINT)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise ModelError(f"{path} is a file, not a model folder", hint=_FOLDER_HINT)
     return Path(os.path.realpath(path))
 

@@ -22,7 +22,7 @@ import numpy as np
 from kvtriage.checkpoints.attention_names import attention_stacks, scale_stacks, text_stack
 from kvtriage.checkpoints.bf16 import widen
 from kvtriage.checkpoints.json_file import encode_object, read_object
-from kvtriage.checkpoints.links import followed, link_file
+from kvtriage.checkpoints.links import followed, link_file, model_files
 from kvtriage.checkpoints.model_folder import INDEX_NAME, ModelFolder
 from kvtriage.checkpoints.safetensors_file import RawTensor, build_index, read_header, read_raw, write_shard
 from kvtriage.errors import BadInput, EngineError, ModelError, StorageError
@@ -31,7 +31,7 @@ from kvtriage.fp8.scales import LayerScales, ScaleSet
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.units import MIB
 
-__all__ = ["OVERLAY_NAME", "SCALES_NAME", "read_scales", "write_overlay"]
+__all__ = ["OVERLAY_NAME", "SCALES_NAME", "check_base", "check_overlay", "read_scales", "write_overlay"]
 
 SCALES_NAME = "model-kv-scales.safetensors"
 OVERLAY_NAME = "kvtriage_overlay.json"
@@ -39,8 +39,21 @@ OVERLAY_NAME = "kvtriage_overlay.json"
 _STRATEGIES = {Scaling.PER_HEAD: "attn_head", Scaling.PER_TENSOR: "tensor"}
 _TENSORS = ("q", "k", "v")
 _LIMIT = 256 * MIB
-_REWRITE = "write the overlay again with `kvtriage calibrate`"
+_REWRITE = "remove this folder, then write it again with `kvtriage calibrate`"
 _SHAPES = "k and v scales are [num_kv_heads] and q scales [num_heads] for attn_head, [1] each for tensor"
+
+
+def check_base(model: ModelFolder, num_layers: int) -> None:
+    """Whether an overlay of `model` can be written, scales aside: for those who measure for hours first.
+
+    Raises ModelError when the weights hold other layers than `num_layers`, for scales that are
+    there already and for weights quantised in a way that carries none.
+    """
+    prefixes = text_stack(model.weight_map, num_layers)
+    _with_scheme(model, _STRATEGIES[Scaling.PER_TENSOR])
+    for prefix in prefixes.values():
+        for tensor in _TENSORS:
+            _refuse_scale(model, f"{prefix}.{tensor}_scale")
 
 
 def write_overlay(model: ModelFolder, scales: ScaleSet, out: Path) -> None:
@@ -51,17 +64,41 @@ def write_overlay(model: ModelFolder, scales: ScaleSet, out: Path) -> None:
     """
     if os.path.lexists(out):
         raise BadInput(f"{out} already exists", hint="choose a new folder; nothing is overwritten")
-    strategy = _strategy(scales.scaling)
-    config = _with_scheme(model, strategy)
     tensors = _scale_tensors(model, scales)
+    files = _small_files(model, scales.scaling, tensors)
     with new_folder(out) as scratch:
-        _link_base(model, scratch)
+        for name, source in model_files(model.path).items():
+            if name not in {*files, SCALES_NAME, OVERLAY_NAME}:
+                link_file(source, scratch / name)
         write_shard(scratch / SCALES_NAME, tensors, {"format": "pt"})
-        write_atomic(scratch / "config.json", encode_object(config))
-        write_atomic(scratch / INDEX_NAME, encode_object(_index(model, tensors)))
+        for name, data in files.items():
+            write_atomic(scratch / name, data)
         record = {"base": str(model.path), "base_fingerprint": model.fingerprint}
         write_atomic(scratch / OVERLAY_NAME, encode_object(record))
-        _verify(model, scratch, scales)
+        try:
+            check_overlay(model, scales, scratch)
+        except ModelError as error:
+            raise StorageError(
+                f"the overlay for {model.path} did not read back as it was written: {error.message}",
+                hint="the disk is not to be trusted; choose another folder",
+            ) from error
+
+
+def check_overlay(model: ModelFolder, scales: ScaleSet, folder: Path) -> None:
+    """Whether `folder` still is what `write_overlay` makes of `model` and `scales`: scales bit for bit,
+    configuration and index byte for byte, weights by their size.
+
+    Raises ModelError, naming what differs.
+    """
+    if _as_bits(read_scales(folder)) != _as_bits(scales):
+        raise ModelError(f"{folder} holds other scales", hint=_REWRITE)
+    for name, data in _small_files(model, scales.scaling, _scale_tensors(model, scales)).items():
+        if read_object(followed(folder, name), _LIMIT, _REWRITE)[1] != data:
+            raise ModelError(f"{folder / name} was changed", hint=_REWRITE)
+    for shard in sorted(set(model.weight_map.values())):
+        linked = followed(folder, shard)
+        if not linked.is_file() or linked.stat().st_size != followed(model.path, shard).stat().st_size:
+            raise ModelError(f"{folder / shard} is not the model's own file", hint=_REWRITE)
 
 
 def read_scales(folder: Path) -> ScaleSet:
@@ -120,7 +157,9 @@ def _with_scheme(model: ModelFolder, strategy: str) -> dict[str, object]:
             f"{model.path} already declares a KV-cache scheme ({model.already_fp8})",
             hint="give the checkpoint that it was made from",
         )
-    existing = model.config.get("quantization_config", {"quant_method": "compressed-tensors"})
+    existing = model.config.get("quantization_config")
+    if existing is None:
+        existing = {"quant_method": "compressed-tensors"}
     if not isinstance(existing, dict) or existing.get("quant_method") != "compressed-tensors":
         raise ModelError(
             f"{model.path} is quantized by another method than compressed-tensors, which alone carries KV scales",
@@ -145,12 +184,22 @@ def _scale_tensors(model: ModelFolder, scales: ScaleSet) -> dict[str, RawTensor]
         layer = given[layer_idx]
         for tensor, values in (("q", layer.q), ("k", layer.k), ("v", layer.v)):
             name = f"{prefix}.{tensor}_scale"
-            if name in model.weight_map:
-                raise ModelError(
-                    f"{model.path} already holds {name!r}", hint="give the checkpoint that it was made from"
-                )
+            _refuse_scale(model, name)
             tensors[name] = _encode(values, scales.scaling)
     return tensors
+
+
+def _refuse_scale(model: ModelFolder, name: str) -> None:
+    if name in model.weight_map:
+        raise ModelError(f"{model.path} already holds {name!r}", hint="give the checkpoint that it was made from")
+
+
+def _small_files(model: ModelFolder, scaling: Scaling, tensors: Mapping[str, RawTensor]) -> dict[str, bytes]:
+    """The two JSON files of the base that an overlay replaces."""
+    return {
+        "config.json": encode_object(_with_scheme(model, _strategy(scaling))),
+        INDEX_NAME: encode_object(_index(model, tensors)),
+    }
 
 
 def _encode(values: tuple[float, ...], scaling: Scaling) -> RawTensor:
@@ -164,23 +213,8 @@ def _index(model: ModelFolder, tensors: Mapping[str, RawTensor]) -> dict[str, ob
     return build_index(model.weight_map | dict.fromkeys(tensors, SCALES_NAME), headers, tensors)
 
 
-def _link_base(model: ModelFolder, scratch: Path) -> None:
-    """Link every file of the base but those that are replaced; hidden files and folders stay."""
-    replaced = {"config.json", INDEX_NAME, SCALES_NAME, OVERLAY_NAME}
-    for entry in sorted(os.listdir(model.path)):
-        if not entry.startswith(".") and entry not in replaced and followed(model.path, entry).is_file():
-            link_file(model.path / entry, scratch / entry)
-
-
-def _verify(model: ModelFolder, folder: Path, scales: ScaleSet) -> None:
-    expected = sorted((layer.layer_idx, *map(_bits, (layer.q, layer.k, layer.v))) for layer in scales.layers)
-    found = sorted((layer.layer_idx, *map(_bits, (layer.q, layer.k, layer.v))) for layer in read_scales(folder).layers)
-    shards = set(model.weight_map.values())
-    if found != expected or any(not (folder / shard).samefile(model.path / shard) for shard in shards):
-        raise StorageError(
-            f"the overlay for {model.path} did not read back as it was written",
-            hint="the disk is not to be trusted; choose another folder",
-        )
+def _as_bits(scales: ScaleSet) -> list[tuple[int, bytes, bytes, bytes]]:
+    return sorted((layer.layer_idx, _bits(layer.q), _bits(layer.k), _bits(layer.v)) for layer in scales.layers)
 
 
 def _bits(values: tuple[float, ...]) -> bytes:

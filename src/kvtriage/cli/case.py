@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ import filelock
 import msgspec
 
 from kvtriage import __version__
-from kvtriage.errors import CaseBusy, CaseError
+from kvtriage.errors import BadInput, CaseBusy, CaseError
 from kvtriage.files import sha256_file, sync_folder, write_atomic, writing
 from kvtriage.records.case import SCHEMA, Evidence, Plan, ScaleRecord, Sensitivities, Trial, Verdict
 from kvtriage.records.study import Rule, Study
@@ -72,13 +73,17 @@ class _Head(msgspec.Struct):
 
 def check_folder(path: Path) -> None:
     """Refuse a path that is neither free, nor empty, nor a case. Reads only. Raises CaseError."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise CaseError(f"{path} is a file and cannot be a case folder", hint="choose another --out")
-    if (path / "plan.json").exists():
+    if os.path.lexists(path / "plan.json"):
         return
-    foreign = sorted(entry.name for entry in path.iterdir() if entry.name != _LOCK and not _is_leftover(entry.name))
+    try:
+        names = os.listdir(path)
+    except OSError as error:
+        raise CaseError(f"cannot read {path}: {error.strerror}", hint="choose another --out") from error
+    foreign = sorted(name for name in names if name != _LOCK and not _is_leftover(name))
     if foreign:
         raise CaseError(
             f"{path} holds other files ({foreign[0]}) and is not a case folder",
@@ -90,11 +95,12 @@ def check_folder(path: Path) -> None:
 def open_case(path: Path, *, create: bool) -> Iterator[CaseFolder]:
     """The case at `path`, locked. `create` makes the folder when it is not there yet.
 
-    Raises CaseBusy when another process holds it; CaseError when it is no case, or one of
+    A case that is begun and then fails over bad input before anything but its plan was written
+    leaves nothing. Raises CaseBusy when another process holds it; CaseError when it is no case, or one of
     another version; StorageError.
     """
     check_folder(path)
-    if not create and not (path / "plan.json").exists():
+    if not create and not os.path.lexists(path / "plan.json"):
         raise CaseError(
             f"{path} is not a case folder: it has no plan.json",
             hint=f"start one with 'kvtriage run MODEL --data traffic.jsonl --out {path}'",
@@ -105,14 +111,21 @@ def open_case(path: Path, *, create: bool) -> Iterator[CaseFolder]:
     try:
         with _locked(path):
             _sweep(path)
-            yield CaseFolder(path)
+            new = not os.path.lexists(path / "plan.json")
+            try:
+                yield CaseFolder(path)
+            except BadInput:
+                if new:
+                    _take_back_plan(path)
+                raise
     finally:
-        if made and not (path / "plan.json").exists():
+        if made and not os.path.lexists(path / "plan.json"):
             _remove_empty(path)
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    _is_there(path / _LOCK)
     lock = filelock.FileLock(path / _LOCK, blocking=False)
     with writing(path):
         try:
@@ -143,6 +156,12 @@ def _sweep(path: Path) -> None:
                     entry.unlink()
 
 
+def _take_back_plan(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if set(os.listdir(path)) <= {"plan.json", _LOCK}:
+            (path / "plan.json").unlink(missing_ok=True)
+
+
 def _remove_empty(path: Path) -> None:
     """Take back a folder that was made for a case that never began."""
     with contextlib.suppress(OSError):
@@ -163,10 +182,9 @@ class CaseFolder:
         made from has changed since.
         """
         kind = _KINDS[record]
-        file = self.path / kind.file
-        if not file.exists():
+        data = _read(self.path / kind.file)
+        if data is None:
             return None
-        data = file.read_bytes()
         self._check_version(kind.file, data)
         try:
             loaded = msgspec.json.decode(data, type=record)
@@ -186,7 +204,7 @@ class CaseFolder:
     def text(self, record: type[_Record]) -> str:
         """The record's file as it stands. Raises CaseError when it is not there yet."""
         self.need(record)
-        return (self.path / _KINDS[record].file).read_text()
+        return (self.path / _KINDS[record].file).read_text(encoding="utf-8")
 
     def inputs_for(self, record: type[_Record]) -> dict[str, str]:
         """File names and SHA-256 of what this record is made from, as they stand now.
@@ -194,7 +212,8 @@ class CaseFolder:
         trials.jsonl is left out while it does not exist: `ablate` asks before it writes it.
         """
         names = _KINDS[record].made_from
-        return {name: sha256_file(self.path / name) for name in names if (self.path / name).exists()}
+        digests = {name: _digest(self.path / name) for name in names}
+        return {name: digest for name, digest in digests.items() if digest is not None}
 
     def save(self, record: _Record) -> None:
         """Write a new record, whole or not at all.
@@ -202,7 +221,7 @@ class CaseFolder:
         Raises CaseError when it is there already or its inputs have moved on, and StorageError.
         """
         kind = _KINDS[type(record)]
-        if (self.path / kind.file).exists():
+        if _is_there(self.path / kind.file):
             raise CaseError(
                 f"{kind.file} is already there, and no verb edits an earlier record", hint="start a new case folder"
             )
@@ -233,9 +252,9 @@ class CaseFolder:
         Raises CaseError with the line number for any other damage.
         """
         file = self.path / TRIALS
-        if not file.exists():
+        data = _read(file)
+        if data is None:
             return ()
-        data = file.read_bytes()
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             with writing(file), file.open("r+b") as handle:
@@ -257,6 +276,7 @@ class CaseFolder:
         The sink raises StorageError when the disk is full; the file keeps its whole lines.
         """
         file = self.path / TRIALS
+        _is_there(file)
         with writing(file):
             handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
@@ -267,8 +287,9 @@ class CaseFolder:
             os.close(handle)
 
     def write_report(self, html: str) -> Path:
-        """report.html, drawn anew from the records. Raises StorageError."""
+        """report.html, drawn anew from the records. Raises CaseError, StorageError."""
         file = self.path / REPORT
+        _is_there(file)
         write_atomic(file, html.encode())
         return file
 
@@ -292,16 +313,56 @@ class CaseFolder:
         if inputs.keys() != set(kind.made_from):
             raise _damaged(kind.file, f"it names {sorted(inputs)} as its inputs, not {sorted(kind.made_from)}")
         for name, digest in inputs.items():
-            file = self.path / name
-            if not file.exists():
+            found = _digest(self.path / name)
+            if found is None:
                 raise CaseError(
                     f"{name} is gone, and {kind.file} was made from it", hint="put it back, or start a new case folder"
                 )
-            if sha256_file(file) != digest:
+            if found != digest:
                 raise CaseError(
                     f"{name} changed after {kind.file} was made from it",
                     hint="start a new case folder: records are not edited",
                 )
+
+
+def _is_there(file: Path) -> bool:
+    """Whether a file of the case is there. Raises CaseError for a link, a folder or a pipe of its name."""
+    try:
+        mode = file.lstat().st_mode
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise CaseError(f"cannot read {file}: {error.strerror}", hint="mend that, or choose another --out") from error
+    if not stat.S_ISREG(mode):
+        raise CaseError(
+            f"{file} is not a plain file, and the files of a case are",
+            hint="remove it when it is not needed, or start a new case folder",
+        )
+    return True
+
+
+def _read(file: Path) -> bytes | None:
+    """The bytes of a file of the case; None when it is not there. Raises CaseError."""
+    if not _is_there(file):
+        return None
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise CaseError(
+            f"cannot read {file}: {error.strerror}", hint="mend that and run the same command again"
+        ) from error
+
+
+def _digest(file: Path) -> str | None:
+    """SHA-256 of a file of the case; None when it is not there. Raises CaseError."""
+    if not _is_there(file):
+        return None
+    try:
+        return sha256_file(file)
+    except OSError as error:
+        raise CaseError(
+            f"cannot read {file}: {error.strerror}", hint="mend that and run the same command again"
+        ) from error
 
 
 def _append(file: Path, handle: int, line: bytes) -> None:

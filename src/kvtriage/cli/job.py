@@ -17,13 +17,13 @@ import msgspec
 
 from kvtriage import __version__
 from kvtriage.checkpoints.model_folder import ModelFolder, load_model_folder
-from kvtriage.checkpoints.overlay import read_scales, write_overlay
+from kvtriage.checkpoints.overlay import check_base, check_overlay, write_overlay
 from kvtriage.cli.case import CHECKPOINT, CHECKPOINT_PER_TENSOR, CaseFolder
 from kvtriage.cli.options import Machine
 from kvtriage.cli.sources import load_data
 from kvtriage.cli.terminal import say, stage
 from kvtriage.engines.base import Engine, Tokenizer
-from kvtriage.errors import CaseError, EngineError
+from kvtriage.errors import CaseError, EngineError, ModelError
 from kvtriage.files import sha256_bytes
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.readers import read_cache_spec
@@ -89,6 +89,8 @@ class Wiring:
 
     load_tokenizer: Callable[[Path, bool], Tokenizer]
     open_engine: OpenEngine
+    check_device: Callable[[str], object] = str
+    """Raises StudyError for a device that the engine cannot run on."""
 
 
 def embedded() -> Wiring:
@@ -99,13 +101,13 @@ def embedded() -> Wiring:
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        from kvtriage.engines.embedded.engine import open_engine
+        from kvtriage.engines.embedded.engine import open_engine, resolve_device
         from kvtriage.engines.embedded.tokenizer import load_tokenizer
     except ImportError as error:
         raise EngineError(
             f"the embedded engine cannot start: {error}", hint="pip install 'kvtriage[engine]', then kvtriage selftest"
         ) from error
-    return Wiring(load_tokenizer, open_engine)
+    return Wiring(load_tokenizer, open_engine, resolve_device)
 
 
 @dataclass(frozen=True)
@@ -125,9 +127,14 @@ def read_subject(
     """Everything that can be refused before any long work. Raises BadInput."""
     model = load_model_folder(folder, trust_remote_code=machine.trust_remote_code)
     spec = read_cache_spec(model.config)
+    if model.already_fp8 is None:
+        check_base(model, spec.num_layers)
     check_context(study, spec.max_model_len)
     data = load_data(data_source)
-    tokenizer = wiring().load_tokenizer(folder, machine.trust_remote_code)
+    room = wiring()
+    if machine.device is not None:
+        room.check_device(machine.device)
+    tokenizer = room.load_tokenizer(folder, machine.trust_remote_code)
     documents = read_documents(data, data_source, tokenizer.render_chat)
     split = split_corpus(documents, study, tokenizer, spec.max_model_len)
     items = tuple(item for task in TASKS.values() for item in task.items(split, study, tokenizer))
@@ -330,12 +337,16 @@ def _write_overlays(case: CaseFolder, model: ModelFolder, record: ScaleRecord) -
         return
     for name, scaling in ((CHECKPOINT, Scaling.PER_HEAD), (CHECKPOINT_PER_TENSOR, Scaling.PER_TENSOR)):
         folder, scales = case.path / name, scale_set(record, scaling)
-        if not folder.exists():
+        if not os.path.lexists(folder):
             write_overlay(model, scales, folder)
-        elif read_scales(folder) != scales:
+            continue
+        try:
+            check_overlay(model, scales, folder)
+        except ModelError as error:
             raise CaseError(
-                f"{name} holds other scales than scales.json", hint=f"remove {folder} and run the same command again"
-            )
+                f"{name} is not the one that belongs to scales.json: {error.message}",
+                hint=f"remove {folder} and run 'kvtriage calibrate {case.path}', which writes it again",
+            ) from error
 
 
 def _say_there(verb: str, file: str) -> None:

@@ -6,8 +6,10 @@ Exit codes: 0 decided or done, 2 bad input, 3 cannot tell yet, 4 the engine, 5 t
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvtriage import __version__
-from kvtriage.errors import KvtriageError
+from kvtriage.errors import KvtriageError, StorageError
 
 if TYPE_CHECKING:
     from kvtriage.cli.job import Wiring
@@ -92,6 +94,7 @@ def kvtriage() -> None:
 
 def main(args: Sequence[str] | None = None, wiring: Callable[[], Wiring] | None = None) -> int:
     """Run the command line; returns the exit code. `wiring` puts another engine in place of the embedded one."""
+    _open_streams()
     try:
         # Not Command.main: it ends the process by itself when a pipe breaks.
         words = sys.argv[1:] if args is None else list(args)
@@ -113,20 +116,54 @@ def main(args: Sequence[str] | None = None, wiring: Callable[[], Wiring] | None 
         click.echo("stopped; run the same command to go on", err=True)
         return INTERRUPTED
     except BrokenPipeError:
-        # What is still buffered has no reader either: keep the interpreter from trying at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return BROKEN_PIPE
     except Exception as error:
-        return _fail_unexpectedly(error)
+        return _fail_to_print(error) if isinstance(error, OSError) and _is_stdout_lost() else _fail_unexpectedly(error)
     return code if isinstance(code, int) else 0
+
+
+def _open_streams() -> None:
+    """Both streams as UTF-8 whatever the locale says, with names that are not; a closed one leads nowhere."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - held until the process ends
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - held until the process ends
+    for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=errors)
+
+
+def _is_stdout_lost() -> bool:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
+def _drop_stdout() -> None:
+    """What is still buffered reaches nobody: keep the interpreter from trying at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail_to_print(error: OSError) -> int:
+    _drop_stdout()
+    failure = StorageError(
+        f"cannot write to stdout: {error.strerror or error}",
+        hint="free some space or send the output elsewhere, then run the same command again",
+    )
+    failure.__cause__ = error
+    return _fail(failure)
 
 
 def _fail(error: KvtriageError) -> int:
     from kvtriage.cli.terminal import print_error
 
-    if os.environ.get("KVTRIAGE_TRACEBACK"):
-        traceback.print_exception(error)
-    print_error(error)
+    with contextlib.suppress(OSError):
+        if os.environ.get("KVTRIAGE_TRACEBACK"):
+            traceback.print_exception(error)
+        print_error(error)
     return error.exit_code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,14 @@ class Machine:
     trust_remote_code: bool
 
 
+def _refuse_more_than_cores(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
+    """More threads than cores only slow each other down, and very many end the process. A click callback."""
+    cores = os.cpu_count() or 1
+    if value is not None and value > cores:
+        raise click.BadParameter(f"{value} threads on a machine of {cores} cores", ctx, param)
+    return value
+
+
 def case_argument(command: _Command) -> _Command:
     """CASE: the folder that `kvtriage run --out` made."""
     return click.argument("case_path", metavar="CASE", type=click.Path(path_type=Path))(command)
@@ -43,7 +52,12 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--trust-remote-code", is_flag=True, help="Run Python code that the model folder brings. Read it first."
         ),
-        click.option("--threads", type=click.IntRange(min=1), help="Threads of the CPU engine.  [default: all cores]"),
+        click.option(
+            "--threads",
+            type=click.IntRange(min=1),
+            callback=_refuse_more_than_cores,
+            help="Threads of the CPU engine.  [default: all cores]",
+        ),
         click.option("--device", metavar="NAME", help="cpu or cuda.  [default: cuda where torch sees one]"),
     ):
         wrapped = option(wrapped)

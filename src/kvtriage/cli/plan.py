@@ -7,6 +7,7 @@ file on disk loads neither torch nor numpy; demo models and hub ids load what th
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -17,6 +18,7 @@ import click
 from kvtriage.checkpoints.json_file import read_object
 from kvtriage.cli.plan_text import describe_layers, render_plan
 from kvtriage.cli.sources import CONFIG_ALONE, resolve_model
+from kvtriage.cli.terminal import say
 from kvtriage.errors import ModelError, StudyError
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.price import capacity_tokens, price_policy
@@ -87,9 +89,11 @@ def parse_contexts(texts: Sequence[str], spec: CacheSpec) -> tuple[int, ...]:
 
     Raises StudyError for what is not a positive number of tokens or beyond the model's limit.
     """
+    if not texts:
+        return (spec.max_model_len,)
     words = [word for text in texts for word in text.replace(",", " ").split()]
     if not words:
-        return (spec.max_model_len,)
+        raise StudyError("--context names no length", hint="leave it out, or give whole numbers such as 4096,32768")
     return tuple(_context(word, spec) for word in words)
 
 
@@ -121,19 +125,19 @@ def load_config(source: str) -> dict[str, object]:
     """The parsed config.json of a folder, a file, a `demo:` model or a hub id. Raises ModelError."""
     path = Path(source)
     return _read_config(
-        path if path.is_file() else resolve_model(source, _report, hub_files=CONFIG_ALONE) / "config.json"
+        path if os.path.isfile(path) else resolve_model(source, _report, hub_files=CONFIG_ALONE) / "config.json"
     )
 
 
 def _read_config(path: Path) -> dict[str, object]:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ModelError(f"{path} is not there or not a file", hint="a model folder has its config.json at the top")
     config, _ = read_object(path, CONFIG_LIMIT_BYTES, "give a Hugging Face model folder, or its config.json")
     return config
 
 
 def _report(what: str, done: int, total: int) -> None:
-    click.echo(f"{what} {done}/{total}", err=True)
+    say(f"{what} {done}/{total}")
 
 
 # --- the answer -------------------------------------------------------------------------

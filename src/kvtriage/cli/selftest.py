@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from kvtriage import __version__
-from kvtriage.errors import EngineError
+from kvtriage.errors import BadInput, EngineError
 from kvtriage.units import GIB, format_bytes
 
 __all__ = ["Check", "Status", "render_checks", "selftest_command"]
@@ -200,7 +200,10 @@ def _check_cache() -> list[Check]:
         from kvtriage.engines.embedded.demo import cache_folder
     except ImportError:
         return []  # the engine's own line says what is missing
-    folder = cache_folder()
+    try:
+        folder = cache_folder()
+    except BadInput as error:
+        return [Check("cache folder", Status.MISSING, error.message, error.hint)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -21,7 +21,10 @@ from kvtriage.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["Stage", "open_progress", "peak_memory_bytes", "print_error", "say", "stage"]
+__all__ = ["Stage", "one_line", "open_progress", "peak_memory_bytes", "print_error", "say", "stage"]
+
+_LONGEST = 1200
+"""Characters of a sentence that are shown; names in it come from strangers and can be of any length."""
 
 _PLAIN_INTERVAL_S = 20.0
 """Away from a terminal, progress is a line this often at most."""
@@ -29,13 +32,34 @@ _PLAIN_INTERVAL_S = 20.0
 
 def say(text: str) -> None:
     """One line of talk on stderr."""
-    click.echo(text, err=True)
+    _put(one_line(text))
 
 
 def print_error(error: KvtriageError) -> None:
     """`error:` with one sentence, and `hint:` with the way out, on stderr."""
-    say(f"{click.style('error', fg='red', bold=True)}: {error.message}")
-    say(f"{click.style('hint', fg='cyan', bold=True)}: {error.hint}")
+    _put(f"{click.style('error', fg='red', bold=True)}: {one_line(error.message)}")
+    _put(f"{click.style('hint', fg='cyan', bold=True)}: {one_line(error.hint)}")
+
+
+def one_line(text: str) -> str:
+    """`text` as one printable line of bounded length, so that no name in it can pass for a line of ours.
+
+    White space is folded; control characters and bytes that are not UTF-8 come out as escapes.
+    """
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+    folded = " ".join(text.split())
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in folded)
+
+
+def _put(line: str) -> None:
+    """Talk that cannot be delivered stops no work; a reader that went away does."""
+    try:
+        click.echo(line, err=True)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        return
 
 
 @dataclass(frozen=True)

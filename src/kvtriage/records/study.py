@@ -38,6 +38,26 @@ BACKENDS: Mapping[str, bool] = MappingProxyType(
 _SHORTEST = 16
 """Tokens of the shortest text worth scoring or calibrating on."""
 
+_MOST: Mapping[str, int] = MappingProxyType(
+    {
+        "items_per_bucket": 10_000,
+        "needles_per_depth": 1_000,
+        "calibration_items": 10_000,
+        "holdout_items": 10_000,
+        "probe_items": 1_000,
+        "latency_repeats": 1_000,
+        "decode_tokens": 65_536,
+        "batch": 1_024,
+    }
+)
+"""The largest counts: far beyond what any study needs, and small enough to prepare."""
+_MOST_ENTRIES = 64
+"""Of a list: buckets, depths or contexts."""
+_MOST_ITEMS = 100_000
+"""Of all buckets together, needles included."""
+_MOST_BATCH_TOKENS = 2**24
+"""Of one batch: 128 sequences of 131,072 tokens."""
+
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The `[rule]` table. Every margin is a drift from BF16 that the user can live with."""
@@ -120,15 +140,19 @@ def validate_study(study: Study) -> None:
 def check_context(study: Study, max_model_len: int) -> None:
     """Raises StudyError when the study needs longer texts than the model takes, in tokens."""
     needs = (
-        ("buckets", max(study.buckets, default=0)),
-        ("calibration_tokens", study.calibration_tokens),
-        ("probe_tokens", study.probe_tokens),
-        ("latency_contexts plus decode_tokens", max(study.latency_contexts, default=0) + study.decode_tokens),
+        ("buckets", "buckets", max(study.buckets, default=0)),
+        ("calibration_tokens", "calibration_tokens", study.calibration_tokens),
+        ("probe_tokens", "probe_tokens", study.probe_tokens),
+        (
+            "latency_contexts plus decode_tokens",
+            "latency_contexts or decode_tokens",
+            max(study.latency_contexts, default=0) + study.decode_tokens,
+        ),
     )
-    for key, tokens in needs:
+    for what, key, tokens in needs:
         if tokens > max_model_len:
             raise StudyError(
-                f"{key} asks for {tokens:,} tokens, and the model takes at most {max_model_len:,}",
+                f"{what} asks for {tokens:,} tokens, and the model takes at most {max_model_len:,}",
                 hint=f"lower {key} in study.toml so that no text is longer than {max_model_len:,} tokens",
             )
 
@@ -187,6 +211,7 @@ def _did_you_mean(word: str, known: Iterable[str]) -> str:
 def _complaints(study: Study) -> Iterator[tuple[str, str]]:
     """What is wrong with the study, as (sentence, hint); numbers before their relations."""
     yield from _wrong_numbers(study)
+    yield from _too_many(study)
     for key, values in (("buckets", study.buckets), ("latency_contexts", study.latency_contexts)):
         if not values:
             yield f"{key} is empty", f"give at least one length in tokens, for example {key} = [256, 1024]"
@@ -217,6 +242,30 @@ def _complaints(study: Study) -> Iterator[tuple[str, str]]:
         yield (
             f"capacity_floor_ratio is {rule.capacity_floor_ratio}, and FP8 at most doubles the capacity",
             "give a number from 1 (never forbids) to 2 (no layer may stay in BF16)",
+        )
+
+
+def _too_many(study: Study) -> Iterator[tuple[str, str]]:
+    """Counts that no machine could prepare, each alone and multiplied."""
+    for key, most in _MOST.items():
+        count = getattr(study, key)
+        if count > most:
+            yield f"{key} is {count:,}, and {most:,} is the most that is asked for", f"give {key} = {most} or less"
+    for key in ("buckets", "needle_depths", "latency_contexts"):
+        entries = len(getattr(study, key))
+        if entries > _MOST_ENTRIES:
+            yield f"{key} has {entries:,} entries", f"give {_MOST_ENTRIES} or fewer"
+    items = len(study.buckets) * (study.items_per_bucket + len(study.needle_depths) * study.needles_per_depth)
+    if items > _MOST_ITEMS:
+        yield (
+            f"the study asks for {items:,} items, texts and needles of all buckets together",
+            f"lower items_per_bucket or needles_per_depth until there are {_MOST_ITEMS:,} or fewer",
+        )
+    batch_tokens = study.batch * max(study.latency_contexts, default=0)
+    if batch_tokens > _MOST_BATCH_TOKENS:
+        yield (
+            f"batch times the longest of latency_contexts is {batch_tokens:,} tokens",
+            f"lower one of the two until it is {_MOST_BATCH_TOKENS:,} or less",
         )
 
 

@@ -293,6 +293,6 @@ class TestTrials:
         outside.write_text("")
         with open_case(tmp_path / "case", create=True) as case:
             (tmp_path / "case" / TRIALS).symlink_to(outside)
-            with pytest.raises(StorageError), case.appending() as sink:
+            with pytest.raises(CaseError, match="not a plain file"), case.appending() as sink:
                 sink(trial)
         assert outside.read_text() == ""

@@ -21,6 +21,7 @@ from kvtriage.checkpoints.faults.table import FAULTS, Fault, Strength
 from kvtriage.checkpoints.faults.writing import TRUTH_NAME, Planted, write_planted
 from kvtriage.checkpoints.model_folder import ModelFolder
 from kvtriage.errors import BadInput
+from kvtriage.files import is_inside
 from kvtriage.kvcache.spec import CacheSpec
 
 __all__ = ["FAULTS", "TRUTH_NAME", "Fault", "Planted", "Strength", "UnsupportedFault", "plant"]
@@ -44,6 +45,8 @@ def plant(
     """
     if os.path.lexists(out):
         raise BadInput(f"{out} already exists", hint="choose a new folder; nothing is overwritten")
+    if is_inside(out, model.path):
+        raise BadInput(f"{out} lies in the model folder", hint="choose a folder elsewhere; the model is left as it is")
     kind = known_fault(fault)
     refuse_second_fault(model)
     site = Site(open_attention(model, spec), family_of(model), layer, head, checked_strength(kind, strength))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from kvtriage.checkpoints.attention_weights import AttentionWeights
 from kvtriage.checkpoints.faults.edits import Edits
 from kvtriage.checkpoints.faults.planting import Change
 from kvtriage.checkpoints.json_file import encode_object
-from kvtriage.checkpoints.links import followed, link_or_copy
+from kvtriage.checkpoints.links import followed, link_or_copy, model_files
 from kvtriage.checkpoints.model_folder import INDEX_NAME, ModelFolder
 from kvtriage.checkpoints.safetensors_file import RawTensor, build_index, read_raw, write_shard
 from kvtriage.files import new_folder, write_atomic
@@ -42,10 +41,7 @@ def write_planted(model: ModelFolder, weights: AttentionWeights, change: Change,
     placed = _placed(weights, change)
     touched = {shard for name, shard in placed.items() if name in change.edits}
     with new_folder(out) as scratch:
-        for entry in sorted(os.listdir(model.path)):
-            source = followed(model.path, entry) if not entry.startswith(".") else None
-            if source is None or not source.is_file():
-                continue
+        for entry, source in model_files(model.path).items():
             if entry in touched:
                 write_shard(scratch / entry, _tensors(weights, change.edits, placed, entry), {"format": "pt"})
             elif entry == "config.json" and change.biases:

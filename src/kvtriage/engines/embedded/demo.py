@@ -11,6 +11,7 @@ import errno
 import importlib.util
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from types import MappingProxyType
 from filelock import FileLock, Timeout
 from safetensors import safe_open
 
-from kvtriage.errors import ModelError, StorageError
+from kvtriage.errors import BadInput, ModelError, StorageError
 from kvtriage.files import new_folder, sha256_file, writing
 from kvtriage.units import format_bytes
 
@@ -101,11 +102,24 @@ DEMO_MODELS: Mapping[str, DemoModel] = MappingProxyType({model.name: model for m
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """$KVTRIAGE_CACHE, or $XDG_CACHE_HOME/kvtriage, or ~/.cache/kvtriage."""
+    """$KVTRIAGE_CACHE, or $XDG_CACHE_HOME/kvtriage, or ~/.cache/kvtriage. Raises BadInput without a home."""
     if own := environ.get("KVTRIAGE_CACHE"):
         return Path(own).absolute()
     shared = environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared and Path(shared).is_absolute() else Path.home() / ".cache") / "kvtriage"
+    return (Path(shared) if shared and Path(shared).is_absolute() else _home(environ) / ".cache") / "kvtriage"
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    """$HOME, or where it is no absolute path, the home of the user's account."""
+    home = Path(environ.get("HOME", ""))
+    if home.is_absolute():
+        return home
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError as error:
+        raise BadInput(
+            "there is no home folder to keep demo models in", hint="set KVTRIAGE_CACHE to a folder that can be written"
+        ) from error
 
 
 def prepare_demo_model(name: str, report: Callable[[str, int, int], None]) -> Path:
