@@ -16,7 +16,7 @@ import msgspec
 
 from kvtriage import __version__
 from kvtriage.engines.base import Arm, Engine, EngineInfo, Session
-from kvtriage.errors import CaseError, EngineError
+from kvtriage.errors import EngineError
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import capacity_tokens, price_policy
 from kvtriage.records.case import (
@@ -33,6 +33,7 @@ from kvtriage.records.case import (
 )
 from kvtriage.stages import Reporter
 from kvtriage.stages.arms import build_arm, check_applied, design_arms
+from kvtriage.stages.resuming import check_done
 from kvtriage.tasks import TASKS
 from kvtriage.tasks.base import TaskItem
 from kvtriage.tasks.split import Split
@@ -106,16 +107,18 @@ def ablate(
 ) -> Evidence:
     """Run what `done` does not hold yet; each new trial goes to `sink` at once.
 
-    Raises CaseError when `done` was measured under other conditions, PolicyNotApplied when the
-    engine did something else than asked, EngineError when its cache holds other bytes than
-    the worksheet says or FP8 changed nothing at all, NonFinite.
+    Raises CaseError when `done` was measured under other conditions or holds what this study
+    does not ask for, PolicyNotApplied when the engine did something else than asked,
+    EngineError when its cache holds other bytes than the worksheet says or FP8 changed nothing
+    at all, NonFinite.
     """
     info = engine.info()
     conditions = study_conditions(plan, scales, sensitivities, info)
     run = _Run(plan, engine, conditions_hash(conditions), report, sink, list(done))
-    run.check_done()
     arms = design_arms(plan, scales, sensitivities, info)
     own = [(record, build_arm(record, scales)) for record in arms if record.same_as is None]
+    shapes = {(shape.phase, shape.context_len, shape.batch, shape.repeat) for shape in _shapes(plan)}
+    check_done(done, run.conditions, {record.name for record, _ in own}, items, shapes)
     for _, arm in own:
         with engine.open(arm) as session:
             check_applied(arm, session.applied(), info, engine.spec)
@@ -169,14 +172,6 @@ class _Run:
     report: Reporter
     sink: Callable[[Trial], None]
     trials: list[Trial]
-
-    def check_done(self) -> None:
-        for trial in self.trials:
-            if trial.conditions != self.conditions:
-                raise CaseError(
-                    "the trials that are already there were measured under other conditions than these",
-                    hint="same machine, threads, versions and study are needed to go on; or start a new case folder",
-                )
 
     def add(self, trial: Trial) -> None:
         self.trials.append(trial)

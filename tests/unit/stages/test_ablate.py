@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -120,6 +121,42 @@ def test_trials_of_other_conditions_are_not_gone_on_from() -> None:
     other = FakeCase(study=msgspec.structs.replace(STUDY, memory_bytes=1024))
     with pytest.raises(CaseError, match="other conditions"):
         other.ablate(trials)
+
+
+def _put(kind: type[Trial], **changes: object) -> Callable[[list[Trial]], list[Trial]]:
+    """Change the first trial of one kind."""
+
+    def edit(trials: list[Trial]) -> list[Trial]:
+        at = next(i for i, trial in enumerate(trials) if isinstance(trial, kind))
+        return [*trials[:at], msgspec.structs.replace(trials[at], **changes), *trials[at + 1 :]]
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "named"),
+    [
+        (lambda trials: [*trials[:9], trials[8]], "line 10 of trials.jsonl repeats a measurement"),
+        (lambda trials: [*trials, *trials], "repeats a measurement"),
+        (_put(ScoreTrial, arm="zzz"), "is of arm 'zzz'"),
+        (_put(ScoreTrial, item_id="zzz"), "scores item 'zzz'"),
+        (_put(ScoreTrial, task="zzz"), "of task 'zzz'"),
+        (_put(ScoreTrial, bucket=-64), "of bucket -64"),
+        (_put(ScoreTrial, scored_tokens=1), "scores 1 tokens"),
+        (_put(TimingTrial, context_len=33), "does not ask for"),
+        (_put(TimingTrial, ttft_s=-1.0), "negative"),
+        (_put(TimingTrial, token_s=(0.1, math.nan)), "not a number"),
+    ],
+)
+def test_trials_that_this_study_cannot_have_made_stop_it(
+    edit: Callable[[list[Trial]], list[Trial]], named: str
+) -> None:
+    case = FakeCase(spec=uniform())
+    _, trials = case.ablate()
+    with pytest.raises(CaseError) as caught:
+        case.ablate(edit(trials))
+    assert named in caught.value.message
+    assert "remove it to measure again" in caught.value.hint
 
 
 def patched(case: FakeCase, monkeypatch: pytest.MonkeyPatch, method: str, change: Any) -> FakeCase:
