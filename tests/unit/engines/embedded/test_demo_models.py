@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from kvtriage.engines.base import Arm
-from kvtriage.engines.embedded.demo import DEMO_MODELS, prepare_demo_model
+from kvtriage.engines.embedded.demo import DEMO_MODELS
 from kvtriage.engines.embedded.engine import EmbeddedEngine, open_engine
-from kvtriage.errors import ModelError
 from kvtriage.fp8.scales import fit_scales
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.price import price_policy
 from kvtriage.kvcache.readers import read_cache_spec
 from kvtriage.kvcache.spec import LayerKind
+from tests.unit.engines.demo_folder import demo_folder
 
 CONTEXTS = (40, 530)
 """Inside and beyond Gemma's window of 512 tokens."""
@@ -23,10 +23,7 @@ CONTEXTS = (40, 530)
 
 @pytest.fixture(scope="module", params=list(DEMO_MODELS))
 def engine(request: pytest.FixtureRequest) -> Iterator[EmbeddedEngine]:
-    try:
-        folder = prepare_demo_model(request.param, lambda _what, _done, _total: None)
-    except ModelError as error:
-        pytest.skip(f"{error.message}: {error.hint}")
+    folder = demo_folder(request.param)
     spec = read_cache_spec(json.loads((folder / "config.json").read_bytes()))
     with open_engine(folder, spec, numerics="storage", device="cpu") as opened:
         yield opened
