@@ -13,7 +13,16 @@ from pathlib import Path
 
 from kvtriage.errors import BadInput, StorageError
 
-__all__ = ["is_inside", "new_folder", "sha256_bytes", "sha256_file", "sync_folder", "write_atomic", "writing"]
+__all__ = [
+    "is_inside",
+    "new_folder",
+    "refuse_unwritable_name",
+    "sha256_bytes",
+    "sha256_file",
+    "sync_folder",
+    "write_atomic",
+    "writing",
+]
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -32,6 +41,14 @@ _UNUSABLE = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
 def is_inside(path: Path, folder: Path) -> bool:
     """Whether `path`, which need not exist yet, is `folder` or lies in it, links considered."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def refuse_unwritable_name(path: str | Path, what: str) -> None:
+    """Records are UTF-8, and so is every path in them. Raises BadInput for one that is not."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(f"the path of the {what} is not UTF-8: {path}", hint="rename the part that is not") from error
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtriage.errors import StorageError
-from kvtriage.files import new_folder, sync_folder, write_atomic
+from kvtriage.errors import BadInput, StorageError
+from kvtriage.files import is_inside, new_folder, refuse_unwritable_name, sync_folder, write_atomic
 
 
 @pytest.fixture
@@ -62,3 +62,22 @@ def test_what_stood_there_survives_a_failed_write(tmp_path: Path, monkeypatch: p
 def test_a_folder_that_is_not_there_cannot_be_synced(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         sync_folder(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "file/x", "folder"])
+def test_a_path_that_no_disk_holds_is_bad_input(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(BadInput):
+        write_atomic(tmp_path / name, b"{}")
+    with pytest.raises(BadInput):
+        refuse_unwritable_name(tmp_path / os.fsdecode(b"m\xff"), "model folder")
+
+
+@pytest.mark.parametrize(
+    ("path", "inside"), [("m", True), ("m/a/b", True), ("link/a", True), ("m/../x", False), ("mm", False)]
+)
+def test_inside_a_folder_links_considered(tmp_path: Path, path: str, inside: bool) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "link").symlink_to("m")
+    assert is_inside(tmp_path / path, tmp_path / "m") is inside

@@ -27,7 +27,7 @@ import msgspec
 
 from kvtriage import __version__
 from kvtriage.errors import BadInput, CaseBusy, CaseError
-from kvtriage.files import sha256_file, sync_folder, write_atomic, writing
+from kvtriage.files import refuse_unwritable_name, sha256_file, sync_folder, write_atomic, writing
 from kvtriage.records.case import SCHEMA, Evidence, Plan, ScaleRecord, Sensitivities, Trial, Verdict
 from kvtriage.records.study import Rule, Study
 
@@ -72,7 +72,8 @@ class _Head(msgspec.Struct):
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a path that is neither free, nor empty, nor a case. Reads only. Raises CaseError."""
+    """Refuse a path that is neither free, nor empty, nor a case. Reads only. Raises BadInput."""
+    refuse_unwritable_name(os.path.realpath(path), "case folder")
     if not os.path.lexists(path):
         return
     if not os.path.isdir(path):

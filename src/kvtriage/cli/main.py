@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import importlib
 import io
 import os
@@ -29,6 +30,8 @@ __all__ = ["kvtriage", "main"]
 BROKEN_PIPE = 141
 INTERRUPTED = 130
 USAGE = 2
+
+_WRITE_FAILS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 _COMMANDS = {
     "run": ("kvtriage.cli.run", "run_command", "The whole job: from a model and your text to a verdict."),
@@ -119,7 +122,7 @@ def main(args: Sequence[str] | None = None, wiring: Callable[[], Wiring] | None 
         _drop_stdout()
         return BROKEN_PIPE
     except Exception as error:
-        return _fail_to_print(error) if isinstance(error, OSError) and _is_stdout_lost() else _fail_unexpectedly(error)
+        return _fail_to_print(error) if _is_failed_print(error) else _fail_unexpectedly(error)
     return code if isinstance(code, int) else 0
 
 
@@ -134,12 +137,9 @@ def _open_streams() -> None:
             stream.reconfigure(encoding="utf-8", errors=errors)
 
 
-def _is_stdout_lost() -> bool:
-    try:
-        sys.stdout.flush()
-    except OSError:
-        return True
-    return False
+def _is_failed_print(error: Exception) -> bool:
+    """A write that failed and names no file: writes to files are StorageErrors by then, so this was stdout's."""
+    return isinstance(error, OSError) and error.filename is None and error.errno in _WRITE_FAILS
 
 
 def _drop_stdout() -> None:

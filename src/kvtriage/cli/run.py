@@ -25,12 +25,12 @@ from kvtriage.cli.job import (
 )
 from kvtriage.cli.options import Machine, machine_options
 from kvtriage.cli.settings import Override, load_study, parse_buckets, parse_memory
-from kvtriage.cli.sources import DEMO_DATA, refuse_unwritable_name, resolve_data, resolve_model
+from kvtriage.cli.sources import DEMO_DATA, resolve_data, resolve_model
 from kvtriage.cli.summary import render_verdict
 from kvtriage.cli.terminal import open_progress, say
 from kvtriage.cli.verbs import CANNOT_TELL
 from kvtriage.errors import CaseError
-from kvtriage.files import is_inside
+from kvtriage.files import is_inside, refuse_unwritable_name
 from kvtriage.records.study import BACKENDS, NUMERICS
 
 __all__ = ["run_command"]
@@ -102,14 +102,15 @@ def run_command(
         raise click.UsageError("missing option '--out'")
     if out is not None:
         check_folder(out)
-        refuse_unwritable_name(out, "case folder")
-    refuse_unwritable_name(data, "text")
+    text = resolve_data(data)
+    refuse_unwritable_name(text, "text")
     with open_progress() as report:
         folder = resolve_model(model, report)
-    refuse_unwritable_name(folder, "model folder")
+    for name in (model, folder):
+        refuse_unwritable_name(name, "model folder")
     if out is not None and is_inside(out, folder):
         raise CaseError(f"{out} lies in the model folder", hint="choose an --out elsewhere; the model is left as it is")
-    subject = read_subject(model, folder, resolve_data(data), study, machine, room)
+    subject = read_subject(model, folder, text, study, machine, room)
     _say_subject(subject)
     for warning in subject.plan.warnings:
         say(f"warning: {warning}")

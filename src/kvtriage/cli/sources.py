@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvtriage.errors import BadInput, DataError, ModelError
+from kvtriage.errors import DataError, ModelError
 from kvtriage.stages import Reporter
 
-__all__ = ["CONFIG_ALONE", "DEMO_DATA", "load_data", "refuse_unwritable_name", "resolve_data", "resolve_model"]
+__all__ = ["CONFIG_ALONE", "DEMO_DATA", "load_data", "resolve_data", "resolve_model"]
 
 DEMO_DATA = "demo:english"
 
@@ -74,16 +74,6 @@ def _download(hub_id: str, files: Sequence[str]) -> Path:
 def resolve_data(source: str) -> str:
     """The source as the plan records it: absolute, so that later verbs find it from anywhere."""
     return source if source.startswith("demo:") else os.path.realpath(source)
-
-
-def refuse_unwritable_name(path: str | Path, what: str) -> None:
-    """Records are UTF-8, and so is every path in them. Raises BadInput for a name that is not."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError as error:
-        raise BadInput(
-            f"the path of the {what} is not UTF-8: {path}", hint="rename it, or reach it by a link whose name is"
-        ) from error
 
 
 def load_data(source: str) -> bytes:

@@ -278,3 +278,51 @@ def test_a_link_in_circles_is_refused(make_folder: FolderMaker) -> None:
     (folder / "tokenizer.json").symlink_to("tokenizer.json")
     with pytest.raises(ModelError, match="outside the model"):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["chat_template.jinja", "special_tokens_map.json", "tokenizer.model", "merges.txt", "modeling_x.py"]
+)
+def test_what_a_loader_opens_is_no_link_to_elsewhere(make_folder: FolderMaker, tmp_path: Path, name: str) -> None:
+    folder = make_folder()
+    (tmp_path / "secret").write_text("{}")
+    (folder / name).symlink_to(tmp_path / "secret")
+    with pytest.raises(ModelError, match=f"{name} is a link to .*outside the model"):
+        load(folder)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_no_chat_template_comes_from_elsewhere(make_folder: FolderMaker, tmp_path: Path, whole: bool) -> None:
+    folder, outside = make_folder(), tmp_path / "outside"
+    outside.mkdir()
+    (outside / "rag.jinja").write_text("{{ secret }}")
+    if whole:
+        (folder / "additional_chat_templates").symlink_to(outside)
+    else:
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "own.jinja").write_text("")
+        load(folder)
+        (folder / "additional_chat_templates" / "rag.jinja").symlink_to(outside / "rag.jinja")
+    with pytest.raises(ModelError, match="outside the model"):
+        load(folder)
+
+
+def test_stray_links_are_nobodys_business(make_folder: FolderMaker, tmp_path: Path) -> None:
+    folder = make_folder()
+    before = load(folder).fingerprint
+    (folder / "notes.txt").symlink_to("/etc/passwd")
+    (folder / "extra.json").symlink_to(tmp_path / "nowhere")
+    assert load(folder).fingerprint == before
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a" * 300])
+def test_a_path_that_no_disk_holds_is_a_model_error(make_folder: FolderMaker, tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelError, match="there is no model folder"):
+        load(tmp_path / name)
+    folder = make_folder(shards=2)
+    index = folder / "model.safetensors.index.json"
+    fields = json.loads(index.read_text())
+    for bad in (f"{name}.safetensors", "\ud800.safetensors"):
+        index.write_text(json.dumps({"weight_map": fields["weight_map"] | {"x": bad}}))
+        with pytest.raises(ModelError, match="not a safetensors file of this folder"):
+            load(folder)

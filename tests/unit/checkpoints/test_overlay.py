@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -12,7 +13,14 @@ from safetensors import safe_open
 from kvtriage.checkpoints import overlay
 from kvtriage.checkpoints.attention_weights import float_tensor
 from kvtriage.checkpoints.model_folder import ModelFolder, load_model_folder
-from kvtriage.checkpoints.overlay import OVERLAY_NAME, SCALES_NAME, read_scales, write_overlay
+from kvtriage.checkpoints.overlay import (
+    OVERLAY_NAME,
+    SCALES_NAME,
+    check_base,
+    check_overlay,
+    read_scales,
+    write_overlay,
+)
 from kvtriage.checkpoints.safetensors_file import RawTensor, read_header, read_raw, write_shard
 from kvtriage.errors import BadInput, ModelError, StorageError
 from kvtriage.fp8.scales import LayerScales, ScaleSet
@@ -191,9 +199,9 @@ def test_other_quantization_is_refused(
 
 def test_scales_of_another_model_are_refused(make_folder: FolderMaker, tmp_path: Path) -> None:
     model = load(make_folder())
-    with pytest.raises(ModelError, match=r"means 4 layers, and the weights hold other attention layers: 3 in model\.layers \(0 to 2\)"):
+    with pytest.raises(ModelError, match=r"means 4 layers, .*: 3 in model\.layers \(0 to 2\)"):
         write_overlay(model, scale_set(Scaling.PER_HEAD, 4), tmp_path / "overlay")
-    with pytest.raises(ModelError, match="means 2 layers, and the weights hold other attention layers: 3 in"):
+    with pytest.raises(ModelError, match=r"means 2 layers, .*: 3 in"):
         write_overlay(model, scale_set(Scaling.PER_HEAD, 2), tmp_path / "overlay")
     gap = ScaleSet(Scaling.PER_HEAD, (PER_HEAD.layers[0], PER_HEAD.layers[2]))
     with pytest.raises(ModelError, match="layer 1 is in the weights and has no scales"):
@@ -289,3 +297,67 @@ def test_a_folder_without_scales_is_not_an_overlay(make_folder: FolderMaker, tmp
     index.write_text('{"weight_map": {}}')
     with pytest.raises(ModelError, match="does not name"):
         read_scales(tmp_path / "overlay")
+
+
+# --- before and after -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 4, 4096])
+def test_other_layers_than_the_weights_hold_are_refused_before_any_work(
+    make_folder: FolderMaker, num_layers: int
+) -> None:
+    model = load(make_folder())
+    check_base(model, 3)
+    with pytest.raises(ModelError, match=f"means {num_layers} layers, .*: 3 in"):
+        check_base(model, num_layers)
+
+
+def test_a_layer_missing_from_the_middle_is_refused(make_folder: FolderMaker) -> None:
+    model = load(make_folder())
+    kept = {name: shard for name, shard in model.weight_map.items() if ".1.self_attn" not in name}
+    with pytest.raises(ModelError, match=r"means 3 layers, .*: 2 in model\.layers \(0 to 2\)"):
+        check_base(dataclasses.replace(model, weight_map=kept), 3)
+
+
+@pytest.mark.parametrize("config", [{"quantization_config": {"quant_method": "awq"}}, {"quantization_config": "awq"}])
+def test_a_base_that_can_carry_no_scales_is_refused_before_any_work(
+    make_folder: FolderMaker, config: dict[str, object]
+) -> None:
+    with pytest.raises(ModelError, match="another method"):
+        check_base(load(make_folder(config=config)), 3)
+
+
+def test_null_is_not_quantised(make_folder: FolderMaker, tmp_path: Path) -> None:
+    model = load(make_folder(config={"quantization_config": None}))
+    check_base(model, 3)
+    write_overlay(model, PER_HEAD, tmp_path / "overlay")
+    check_overlay(model, PER_HEAD, tmp_path / "overlay")
+
+
+def test_a_stray_link_is_left_where_it_is(make_folder: FolderMaker, tmp_path: Path) -> None:
+    folder = make_folder()
+    (tmp_path / "secret").write_text("mine")
+    (folder / "notes.txt").symlink_to(tmp_path / "secret")
+    (folder / "gone.md").symlink_to(tmp_path / "nowhere")
+    write_overlay(load(folder), PER_HEAD, tmp_path / "overlay")
+    assert not {"notes.txt", "gone.md"} & {path.name for path in (tmp_path / "overlay").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("config.json", None), ("config.json", b" "), ("model.safetensors.index.json", b" "), ("model.safetensors", b"x")],
+)
+def test_an_overlay_that_was_changed_is_told(
+    make_folder: FolderMaker, tmp_path: Path, name: str, data: bytes | None
+) -> None:
+    model, out = load(make_folder()), tmp_path / "overlay"
+    write_overlay(model, PER_HEAD, out)
+    check_overlay(model, PER_HEAD, out)
+    with pytest.raises(ModelError, match="other scales"):
+        check_overlay(model, scale_set(Scaling.PER_HEAD, factor=2.0), out)
+    changed = b"" if data is None else (out / name).read_bytes() + data
+    (out / name).unlink()
+    if data is not None:
+        (out / name).write_bytes(changed)
+    with pytest.raises(ModelError, match=name):
+        check_overlay(model, PER_HEAD, out)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from kvtriage.cli.case import TRIALS, CaseFolder, open_case
-from kvtriage.errors import CaseBusy, CaseError, StorageError
+from kvtriage.errors import BadInput, CaseBusy, CaseError, EngineError, KvtriageError, ModelError, StorageError
 from kvtriage.records.case import Plan, ScaleRecord, ScoreTrial, Sensitivities
 from kvtriage.records.study import Rule
 
@@ -296,3 +296,66 @@ class TestTrials:
             with pytest.raises(CaseError, match="not a plain file"), case.appending() as sink:
                 sink(trial)
         assert outside.read_text() == ""
+
+
+class TestStrangeFiles:
+    @pytest.mark.parametrize("name", ["plan.json", TRIALS, "report.html", ".lock"])
+    @pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
+    def test_what_is_no_plain_file_is_refused_and_left(
+        self, tmp_path: Path, plan: Plan, trial: ScoreTrial, name: str, kind: str
+    ) -> None:
+        folder = tmp_path / "case"
+        with open_case(folder, create=True) as case:
+            case.save(plan)
+        (tmp_path / "outside").write_text("mine")
+        file = folder / name
+        file.unlink(missing_ok=True)
+        {"folder": file.mkdir, "link": lambda: file.symlink_to(tmp_path / "outside"), "pipe": lambda: os.mkfifo(file)}[
+            kind
+        ]()
+
+        def read_and_draw() -> None:
+            with open_case(folder, create=False) as case:
+                case.need(Plan)
+                case.trials()
+                case.write_report("")
+
+        with pytest.raises(CaseError, match="not a plain file"):
+            read_and_draw()
+        assert (tmp_path / "outside").read_text() == "mine"
+
+    @pytest.mark.parametrize("name", ["a" * 300, "a/" * 3000])
+    def test_a_path_that_no_disk_holds_is_bad_input(self, tmp_path: Path, name: str) -> None:
+        with pytest.raises(BadInput), open_case(tmp_path / name, create=True):
+            pass
+
+    def test_a_name_that_no_record_can_hold_is_bad_input(self, tmp_path: Path) -> None:
+        with pytest.raises(BadInput, match="not UTF-8"), open_case(tmp_path / os.fsdecode(b"c\xff"), create=True):
+            pass
+
+
+class TestTakingBack:
+    @staticmethod
+    def _fail(path: Path, error: KvtriageError, *records: Plan | ScaleRecord) -> None:
+        with open_case(path, create=True) as case:
+            for record in records:
+                case.save(_chained(case, record) if isinstance(record, ScaleRecord) else record)
+            raise error
+
+    def test_a_plan_alone_vanishes_over_bad_input(self, tmp_path: Path, plan: Plan) -> None:
+        with pytest.raises(ModelError):
+            self._fail(tmp_path / "case", ModelError("it cannot be loaded", hint="use another"), plan)
+        assert not (tmp_path / "case").exists()
+
+    @pytest.mark.parametrize("error", [ModelError("x", hint="y"), EngineError("x", hint="y")])
+    def test_what_was_there_or_measured_stays(
+        self, tmp_path: Path, plan: Plan, scales: ScaleRecord, error: KvtriageError
+    ) -> None:
+        with pytest.raises(KvtriageError):
+            self._fail(tmp_path / "measured", error, plan, scales)
+        with open_case(tmp_path / "old", create=True) as case:
+            case.save(plan)
+        with pytest.raises(KvtriageError):
+            self._fail(tmp_path / "old", error)
+        assert (tmp_path / "measured" / "plan.json").exists()
+        assert (tmp_path / "old" / "plan.json").exists()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import shlex
 import subprocess
 import sys
 
@@ -139,3 +141,40 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 141
+
+
+def _in_a_shell(command: str) -> subprocess.CompletedProcess[bytes]:
+    """`kvtriage` in `command` is this one."""
+    line = command.replace("kvtriage", f"{shlex.quote(sys.executable)} -m kvtriage")
+    return subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=False)
+
+
+@pytest.mark.parametrize("args", ["--help", "faults list"])
+def test_a_full_disk_behind_stdout_is_a_storage_error(args: str) -> None:
+    done = _in_a_shell(f"kvtriage {args} > /dev/full")
+    assert done.returncode == 6
+    error, hint = done.stderr.decode().splitlines()
+    assert error.startswith("error: cannot write to stdout: ")
+    assert hint.startswith("hint: ")
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("kvtriage faults list >&-", 0), ("kvtriage rum 2>&-", 2), ("kvtriage rum 2>/dev/full", 2)],
+)
+def test_closed_and_full_streams_crash_nothing(command: str, code: int) -> None:
+    done = _in_a_shell(command)
+    assert done.returncode == code
+    assert done.stderr == b""
+
+
+def test_output_is_utf_8_in_every_locale() -> None:
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    code = (
+        "import sys\nfrom kvtriage.cli import main as door\nimport click\n"
+        "talk = click.Command('run', callback=lambda: click.echo('\\u00b5 \\udcff'))\n"
+        "door._LazyGroup.get_command = lambda self, ctx, name: talk\n"
+        "sys.exit(door.main(['run']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **plain}, capture_output=True, check=True)
+    assert done.stdout == "µ ".encode() + b"\xff\n"

@@ -117,6 +117,12 @@ def test_a_context_that_is_no_number_of_tokens_is_refused(word: str) -> None:
         parse_contexts((word,), GPT_OSS_20B)
 
 
+@pytest.mark.parametrize("text", ["", ",", " , "])
+def test_a_context_that_names_no_length_is_refused(text: str) -> None:
+    with pytest.raises(StudyError, match="--context names no length"):
+        parse_contexts((text,), GPT_OSS_20B)
+
+
 def test_a_context_beyond_the_model_is_refused() -> None:
     with pytest.raises(StudyError, match="131,073 tokens is beyond the 131,072 that test can read"):
         parse_contexts(("131073",), GPT_OSS_20B)

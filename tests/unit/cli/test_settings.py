@@ -46,7 +46,12 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flag", "value", "named"),
-    [("--buckets", "256,many", "is not a list of token counts"), ("--memory", "16 elephants", "is not an amount")],
+    [
+        ("--buckets", "256,many", "is not a list of token counts"),
+        ("--memory", "16 elephants", "is not an amount"),
+        ("--memory", "0.5b", "is not an amount"),
+        ("--threads", "1000000000", "1000000000 threads on a machine of"),
+    ],
 )
 def test_a_wrong_flag_is_refused(capsys: pytest.CaptureFixture[str], flag: str, value: str, named: str) -> None:
     assert main(["run", "m", "--data", "d", "--out", "c", flag, value]) == 2

@@ -30,7 +30,7 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
         resolve_model(str(tmp_path / "m"), _silent)
 
 
-@pytest.mark.parametrize("source", ["/nowhere/at/all", "./m", "../a/b", "a/b/c", "a/..", "m", ""])
+@pytest.mark.parametrize("source", ["/nowhere/at/all", "./m", "../a/b", "a/b/c", "a/..", "m", "", "m" * 5000])
 def test_what_is_neither_folder_nor_hub_id_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
@@ -95,7 +95,10 @@ def test_demo_text_is_there() -> None:
     assert load_data("demo:english").startswith(b'{"text"')
 
 
-@pytest.mark.parametrize(("source", "named"), [("demo:klingon", "no demo text"), ("/nowhere.jsonl", "cannot read")])
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [("demo:klingon", "no demo text"), ("/nowhere.jsonl", "cannot read"), ("t" * 5000, "cannot read")],
+)
 def test_missing_data_is_refused(source: str, named: str) -> None:
     with pytest.raises(DataError, match=named):
         load_data(source)

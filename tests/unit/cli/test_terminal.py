@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from kvtriage.cli.terminal import open_progress, peak_memory_bytes, stage
+from kvtriage.cli.terminal import one_line, open_progress, peak_memory_bytes, print_error, say, stage
+from kvtriage.errors import KvtriageError
 
 
 def test_away_from_a_terminal_progress_is_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,3 +51,30 @@ def test_on_a_terminal_progress_is_drawn_and_wiped(
     assert "probing heads" in seen.err
     assert "3/4" in seen.err
     assert seen.err.rindex("\x1b[2K") > seen.err.rindex("probing heads")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("no model 'a\nerror: forged'", "no model 'a error: forged'"),
+        ("a\r\n\t b\u2028c", "a b c"),
+        ("\x1b[31mred\x07", "\\x1b[31mred\\x07"),
+        ("left\u202eright", "left\\u202eright"),
+        ("m\udcff", "m\\udcff"),
+        ("naïve µs 漢", "naïve µs 漢"),
+    ],
+)
+def test_a_name_cannot_pass_for_a_line_of_ours(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str, line: str
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    print_error(KvtriageError(text, hint=text))
+    say(text)
+    assert capsys.readouterr().err.splitlines() == [f"error: {line}", f"hint: {line}", line]
+
+
+def test_a_line_is_cut_in_the_middle() -> None:
+    line = one_line("begin" + "x" * 100_000 + "end")
+    assert len(line) < 1300
+    assert line.startswith("begin")
+    assert line.endswith("end")

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import pwd
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from kvtriage.engines.embedded import demo
 from kvtriage.engines.embedded.demo import DEMO_MODELS, DemoModel, cache_folder, prepare_demo_model
 from kvtriage.engines.embedded.dequantize import put_bos_in_front
-from kvtriage.errors import ModelError, StorageError
+from kvtriage.errors import BadInput, ModelError, StorageError
 
 CONTENT = (b"first part, ", b"second part")
 
@@ -83,8 +85,20 @@ def left_in_cache(tmp_path: Path) -> set[str]:
 def test_the_cache_folder_follows_the_environment(tmp_path: Path) -> None:
     assert cache_folder({"KVTRIAGE_CACHE": "/own", "XDG_CACHE_HOME": "/xdg"}) == Path("/own")
     assert cache_folder({"XDG_CACHE_HOME": "/xdg"}) == Path("/xdg/kvtriage")
-    assert cache_folder({"XDG_CACHE_HOME": "relative"}) == Path.home() / ".cache" / "kvtriage"
-    assert cache_folder({}) == Path.home() / ".cache" / "kvtriage"
+    assert cache_folder({"XDG_CACHE_HOME": "relative", "HOME": "/me"}) == Path("/me/.cache/kvtriage")
+    account = Path(pwd.getpwuid(os.getuid()).pw_dir) / ".cache" / "kvtriage"
+    for home in ({}, {"HOME": ""}, {"HOME": "relative"}):
+        assert cache_folder(home) == account
+
+
+def test_without_any_home_the_cache_folder_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(uid: int) -> object:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.raises(BadInput) as caught:
+        cache_folder({})
+    assert "KVTRIAGE_CACHE" in caught.value.hint
 
 
 def test_an_unknown_name_is_refused_and_the_known_ones_are_told() -> None:

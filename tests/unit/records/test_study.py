@@ -103,6 +103,22 @@ def test_any_table_is_a_study_or_a_study_error(table: dict[str, object]) -> None
         ({"seed": -1}, "seed is -1"),
         ({"seed": 2**64}, f"seed is {2**64}"),
         ({"memory_bytes": 0}, "memory_bytes is 0"),
+        ({"items_per_bucket": 10**6}, "items_per_bucket is 1,000,000, and 10,000 is the most"),
+        ({"needles_per_depth": 10**6}, "needles_per_depth is 1,000,000"),
+        ({"calibration_items": 10**6}, "calibration_items is 1,000,000"),
+        ({"holdout_items": 10**6}, "holdout_items is 1,000,000"),
+        ({"probe_items": 10**6}, "probe_items is 1,000,000"),
+        ({"latency_repeats": 10**6}, "latency_repeats is 1,000,000"),
+        ({"decode_tokens": 10**6}, "decode_tokens is 1,000,000"),
+        ({"batch": 10**6}, "batch is 1,000,000"),
+        ({"buckets": tuple(range(256, 356))}, "buckets has 100 entries"),
+        ({"needle_depths": tuple(i / 100 for i in range(100))}, "needle_depths has 100 entries"),
+        ({"latency_contexts": tuple(range(1, 101))}, "latency_contexts has 100 entries"),
+        (
+            {"needle_depths": tuple(i / 64 for i in range(64)), "needles_per_depth": 1_000},
+            "the study asks for 128,016 items",
+        ),
+        ({"batch": 1024, "latency_contexts": (2**20,)}, "batch times the longest of latency_contexts"),
         ({"numerics": "fp4"}, "numerics 'fp4' is not one of storage, attention"),
         ({"backend": "flash"}, "backend 'flash' is not one of flash_attn, flashinfer, triton_attn, cpu_attn, flashmla"),
         ({"rule": Rule(kl_margin=0.0)}, "kl_margin is 0.0"),
@@ -131,6 +147,7 @@ def test_contradictory_values_are_refused_by_name(changes: dict[str, Any], named
         {"needle_depths": ()},
         {"needle_depths": (0.0, 1.0)},
         {"score_tokens": 128},
+        {"items_per_bucket": 10_000, "needles_per_depth": 1_000, "batch": 1_024, "decode_tokens": 65_536},
         {"rule": Rule(latency_weight=0.0, capacity_floor_ratio=2.0)},
     ],
 )
@@ -167,6 +184,8 @@ def test_texts_beyond_the_models_limit_are_refused(changes: dict[str, Any], max_
     with pytest.raises(StudyError) as caught:
         check_context(study_with(**changes), max_model_len)
     assert named in caught.value.message
+    named_keys = caught.value.hint.removeprefix("lower ").partition(" in study.toml")[0].split(" or ")
+    assert set(named_keys) <= set(Study.__struct_fields__)
 
 
 def test_only_flash_attention_takes_per_head_scales() -> None:
