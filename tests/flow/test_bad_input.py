@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from kvtriage.cli.job import Wiring
 from kvtriage.cli.main import main
+
+Fake = Callable[..., Callable[[], Wiring]]
 
 
 def _configure(model: Path, **changes: object) -> None:
@@ -31,6 +36,12 @@ def _point_outside(model: Path) -> None:
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def _link_outside(model: Path, name: str) -> None:
+    secret = model.parent / "secret"
+    secret.write_text("{{ secret }}")
+    (model / name).symlink_to(secret)
+
+
 BROKEN_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights missing": (lambda model: (model / "model.safetensors").unlink(), "model.safetensors"),
     "weights truncated": (_truncate, "model.safetensors"),
@@ -40,6 +51,13 @@ BROKEN_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     "config lacks a key": (_drop_key, "num_hidden_layers"),
     "architecture unknown": (lambda model: _configure(model, architectures=["HyenaForCausalLM"]), "HyenaForCausalLM"),
     "remote code": (lambda model: _configure(model, auto_map={"AutoModel": "m.M"}), "code of its own"),
+    "layers too few": (lambda model: _configure(model, num_hidden_layers=3), "means 3 layers, and the weights hold"),
+    "layers too many": (lambda model: _configure(model, num_hidden_layers=4096), "4 in model.layers (0 to 3)"),
+    "weights quantised": (
+        lambda model: _configure(model, quantization_config={"quant_method": "awq"}),
+        "another method",
+    ),
+    "template from elsewhere": (lambda model: _link_outside(model, "chat_template.jinja"), "chat_template.jinja"),
     "tokenizer missing": (lambda model: (model / "tokenizer.json").unlink(), "tokenizer"),
 }
 
@@ -97,12 +115,13 @@ def test_contexts_beyond_the_limit(
     assert "4,096 tokens" in _refused(capsys, out, [*args, "--buckets", "256,4096"])
 
 
+@pytest.mark.parametrize("until", ["plan", "report"])
 def test_a_device_that_is_not_there(
-    capsys: pytest.CaptureFixture[str], tiny_model: Path, traffic: Path, tmp_path: Path, study_file: Path
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, traffic: Path, tmp_path: Path, study_file: Path, until: str
 ) -> None:
     out = tmp_path / "case"
-    args = ["run", str(tiny_model), "--data", str(traffic), "--study", str(study_file), "--dry-run"]
-    assert "abacus" in _refused(capsys, out, [*args, "--device", "abacus"])
+    args = ["run", str(tiny_model), "--data", str(traffic), "--out", str(out), "--study", str(study_file)]
+    assert "abacus" in _refused(capsys, out, [*args, "--until", until, "--device", "abacus"])
 
 
 def test_out_is_wanted(capsys: pytest.CaptureFixture[str], tiny_model: Path, traffic: Path, tmp_path: Path) -> None:
@@ -123,3 +142,72 @@ def test_a_folder_with_other_files(
 def test_a_verb_without_a_case(capsys: pytest.CaptureFixture[str], tmp_path: Path, verb: str) -> None:
     out = tmp_path / "case"
     assert "not a case folder" in _refused(capsys, out, [verb, str(out)])
+
+
+@pytest.mark.parametrize("verb", ["run", "plant"])
+def test_nothing_is_written_into_the_model(
+    capsys: pytest.CaptureFixture[str], model_copy: Path, traffic: Path, verb: str
+) -> None:
+    out = model_copy / "new"
+    args = {
+        "run": ["run", str(model_copy), "--data", str(traffic)],
+        "plant": ["faults", "plant", str(model_copy), "--fault", "v_underflow"],
+    }[verb]
+    assert "lies in the model folder" in _refused(capsys, out, [*args, "--out", str(out)])
+
+
+@pytest.mark.parametrize("what", ["model", "data", "out"])
+@pytest.mark.parametrize("name", ["a" * 5000, os.fsdecode(b"m\xff")], ids=["too long", "not UTF-8"])
+def test_a_path_that_no_record_can_hold(
+    capsys: pytest.CaptureFixture[str],
+    model_copy: Path,
+    traffic: Path,
+    tmp_path: Path,
+    study_file: Path,
+    what: str,
+    name: str,
+) -> None:
+    places = {"model": model_copy, "data": traffic, "out": tmp_path / "case"}
+    if len(name) < 255 and what == "model":
+        places[what] = Path(shutil.copytree(model_copy, tmp_path / name))
+    else:
+        places[what] = tmp_path / name
+    args = ["run", str(places["model"]), "--data", str(places["data"]), "--study", str(study_file)]
+    assert _refused(capsys, tmp_path / "case", [*args, "--out", str(places["out"])]).isprintable()
+
+
+@pytest.fixture
+def calibrated(tiny_model: Path, traffic: Path, tmp_path: Path, study_file: Path, fake: Fake) -> Path:
+    """A case with scales.json."""
+    args = ["run", str(tiny_model), "--data", str(traffic), "--study", str(study_file), "--until", "calibrate"]
+    assert main([*args, "--out", str(tmp_path / "case")], fake()) == 0
+    return tmp_path / "case"
+
+
+@pytest.mark.parametrize("out", ["case/plan.json", "case/new.json", "mine.txt", "nodir/x.json", "", "/"])
+def test_export_writes_over_nothing(
+    capsys: pytest.CaptureFixture[str], calibrated: Path, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    monkeypatch.chdir(calibrated.parent)
+    Path("mine.txt").write_text("precious")
+    plan = (calibrated / "plan.json").read_bytes()
+    capsys.readouterr()
+    _refused(capsys, calibrated, ["export", str(calibrated), "--format", "sglang", "--out", out])
+    assert Path("mine.txt").read_text() == "precious"
+    assert (calibrated / "plan.json").read_bytes() == plan
+
+
+def test_an_edited_checkpoint_is_told_and_its_hint_works(
+    capsys: pytest.CaptureFixture[str], calibrated: Path, fake: Fake
+) -> None:
+    config = calibrated / "checkpoint" / "config.json"
+    whole = config.read_bytes()
+    _configure(calibrated / "checkpoint", hidden_size=5)
+    capsys.readouterr()
+    assert main(["calibrate", str(calibrated)], fake()) == 2
+    error, hint = capsys.readouterr().err.splitlines()[-2:]
+    assert error.startswith("error: checkpoint is not the one that belongs to scales.json: ")
+    assert f"remove {calibrated / 'checkpoint'} and run" in hint
+    shutil.rmtree(calibrated / "checkpoint")
+    assert main(["calibrate", str(calibrated)], fake()) == 0
+    assert config.read_bytes() == whole

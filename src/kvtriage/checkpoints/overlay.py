@@ -67,9 +67,8 @@ def write_overlay(model: ModelFolder, scales: ScaleSet, out: Path) -> None:
     tensors = _scale_tensors(model, scales)
     files = _small_files(model, scales.scaling, tensors)
     with new_folder(out) as scratch:
-        for name, source in model_files(model.path).items():
-            if name not in {*files, SCALES_NAME, OVERLAY_NAME}:
-                link_file(source, scratch / name)
+        for name in model_files(model.path).keys() - {*files, SCALES_NAME, OVERLAY_NAME}:
+            link_file(model.path / name, scratch / name)
         write_shard(scratch / SCALES_NAME, tensors, {"format": "pt"})
         for name, data in files.items():
             write_atomic(scratch / name, data)

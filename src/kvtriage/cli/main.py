@@ -121,8 +121,10 @@ def main(args: Sequence[str] | None = None, wiring: Callable[[], Wiring] | None 
     except BrokenPipeError:
         _drop_stdout()
         return BROKEN_PIPE
-    except Exception as error:
+    except OSError as error:
         return _fail_to_print(error) if _is_failed_print(error) else _fail_unexpectedly(error)
+    except Exception as error:
+        return _fail_unexpectedly(error)
     return code if isinstance(code, int) else 0
 
 
@@ -137,9 +139,9 @@ def _open_streams() -> None:
             stream.reconfigure(encoding="utf-8", errors=errors)
 
 
-def _is_failed_print(error: Exception) -> bool:
+def _is_failed_print(error: OSError) -> bool:
     """A write that failed and names no file: writes to files are StorageErrors by then, so this was stdout's."""
-    return isinstance(error, OSError) and error.filename is None and error.errno in _WRITE_FAILS
+    return error.filename is None and error.errno in _WRITE_FAILS
 
 
 def _drop_stdout() -> None:

@@ -118,6 +118,25 @@ def test_symlinks_where_hard_links_do_not_reach(
     assert load(tmp_path / "overlay").parameters == model.parameters + 3 * 8
 
 
+def test_a_hugging_face_cache_on_another_disk_can_be_linked(
+    make_folder: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    snapshot, blobs = tmp_path / "cache" / "snapshots" / "abc", tmp_path / "cache" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for i, file in enumerate(sorted(make_folder().iterdir())):
+        file.rename(blobs / f"blob{i}")
+        (snapshot / file.name).symlink_to(Path("../../blobs") / f"blob{i}")
+    model = load(snapshot)
+    monkeypatch.setattr(os, "link", refuse)
+    write_overlay(model, PER_HEAD, tmp_path / "overlay")
+    check_overlay(model, PER_HEAD, tmp_path / "overlay")
+    assert load(tmp_path / "overlay").parameters == model.parameters + 3 * 8
+
+
 def test_nothing_is_written_over(make_folder: FolderMaker, tmp_path: Path) -> None:
     model, out = load(make_folder()), tmp_path / "overlay"
     write_overlay(model, PER_HEAD, out)

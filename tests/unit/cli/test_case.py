@@ -310,9 +310,13 @@ class TestStrangeFiles:
         (tmp_path / "outside").write_text("mine")
         file = folder / name
         file.unlink(missing_ok=True)
-        {"folder": file.mkdir, "link": lambda: file.symlink_to(tmp_path / "outside"), "pipe": lambda: os.mkfifo(file)}[
-            kind
-        ]()
+        match kind:
+            case "folder":
+                file.mkdir()
+            case "link":
+                file.symlink_to(tmp_path / "outside")
+            case _:
+                os.mkfifo(file)
 
         def read_and_draw() -> None:
             with open_case(folder, create=False) as case:
@@ -336,15 +340,16 @@ class TestStrangeFiles:
 
 class TestTakingBack:
     @staticmethod
-    def _fail(path: Path, error: KvtriageError, *records: Plan | ScaleRecord) -> None:
+    def _fail(path: Path, error: KvtriageError, plan: Plan, scales: ScaleRecord | None) -> None:
         with open_case(path, create=True) as case:
-            for record in records:
-                case.save(_chained(case, record) if isinstance(record, ScaleRecord) else record)
+            case.adopt_plan(plan)
+            if scales is not None:
+                case.save(_chained(case, scales))
             raise error
 
     def test_a_plan_alone_vanishes_over_bad_input(self, tmp_path: Path, plan: Plan) -> None:
         with pytest.raises(ModelError):
-            self._fail(tmp_path / "case", ModelError("it cannot be loaded", hint="use another"), plan)
+            self._fail(tmp_path / "case", ModelError("it cannot be loaded", hint="use another"), plan, None)
         assert not (tmp_path / "case").exists()
 
     @pytest.mark.parametrize("error", [ModelError("x", hint="y"), EngineError("x", hint="y")])
@@ -356,6 +361,6 @@ class TestTakingBack:
         with open_case(tmp_path / "old", create=True) as case:
             case.save(plan)
         with pytest.raises(KvtriageError):
-            self._fail(tmp_path / "old", error)
+            self._fail(tmp_path / "old", error, plan, None)
         assert (tmp_path / "measured" / "plan.json").exists()
         assert (tmp_path / "old" / "plan.json").exists()
