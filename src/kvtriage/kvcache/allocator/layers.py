@@ -1,0 +1,132 @@
+"""What the engine sees of a model: one small record per layer, as it stands on one GPU.
+
+Head counts are those of one rank, after tensor parallelism. A stack keeps equal layers together, so
+that a price costs as much as the model has *kinds* of layers, not layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = [
+    "MAX_LAYERS",
+    "AttentionLayer",
+    "ChunkedLayer",
+    "CrossLayer",
+    "EngineLayer",
+    "FullLayer",
+    "LayerStack",
+    "MlaLayer",
+    "SharedLayer",
+    "SlidingLayer",
+    "StateLayer",
+]
+
+MAX_LAYERS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class FullLayer:
+    """Attention to everything before: K and V of every token."""
+
+    num_kv_heads: int
+    head_size: int
+    head_size_v: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingLayer:
+    """Attention to the last `window` tokens, the token itself among them."""
+
+    num_kv_heads: int
+    head_size: int
+    head_size_v: int
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedLayer:
+    """Attention within aligned chunks of `chunk` tokens (Llama 4)."""
+
+    num_kv_heads: int
+    head_size: int
+    head_size_v: int
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class CrossLayer:
+    """A decoder's attention to the encoder's output."""
+
+    num_kv_heads: int
+    head_size: int
+    head_size_v: int
+
+
+@dataclass(frozen=True, slots=True)
+class MlaLayer:
+    """Latent attention: one vector of `head_size` (latent rank + rope) for K and V together; not sharded."""
+
+    head_size: int
+
+    @property
+    def num_kv_heads(self) -> int:
+        return 1
+
+    @property
+    def head_size_v(self) -> int:
+        """Nothing is stored for V."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayer:
+    """A recurrent state (Mamba, gated delta net): as many bytes for 1 token as for a million."""
+
+    state_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLayer:
+    """Reads another layer's cache and has none of its own."""
+
+
+AttentionLayer = FullLayer | SlidingLayer | ChunkedLayer | CrossLayer | MlaLayer
+EngineLayer = AttentionLayer | StateLayer | SharedLayer
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStack:
+    """`kinds` in the order they first appear; `members[i]` says which kind layer i is."""
+
+    kinds: tuple[EngineLayer, ...]
+    members: tuple[int, ...]
+
+    @classmethod
+    def of_layers(cls, layers: Iterable[EngineLayer]) -> LayerStack:
+        return cls.of_runs((1, layer) for layer in layers)
+
+    @classmethod
+    def of_runs(cls, runs: Iterable[tuple[int, EngineLayer]]) -> LayerStack:
+        """Layers as runs of equal ones: (count, layer). Raises ValueError for more than MAX_LAYERS."""
+        places: dict[EngineLayer, int] = {}
+        members: list[int] = []
+        for count, layer in runs:
+            if len(members) + count > MAX_LAYERS:
+                raise ValueError(f"a model of more than {MAX_LAYERS:,} layers is not priced")
+            members.extend([places.setdefault(layer, len(places))] * count)
+        return cls(tuple(places), tuple(members))
+
+    @property
+    def first_attention(self) -> AttentionLayer | None:
+        """The layer whose geometry stands for the model's where the engine asks for just one."""
+        for kind in self.kinds:
+            if not isinstance(kind, StateLayer | SharedLayer):
+                return kind
+        return None
+
+    @property
+    def largest_state_bytes(self) -> int:
+        """0 without recurrent layers."""
+        return max((kind.state_bytes for kind in self.kinds if isinstance(kind, StateLayer)), default=0)
