@@ -98,10 +98,10 @@ EngineLayer = AttentionLayer | StateLayer | SharedLayer
 
 @dataclass(frozen=True, slots=True)
 class LayerStack:
-    """`kinds` in the order they first appear; `members[i]` says which kind layer i is."""
+    """`kinds` in the order they first appear; `places[i]` are the indices of all layers of kind i, ascending."""
 
     kinds: tuple[EngineLayer, ...]
-    members: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of_layers(cls, layers: Iterable[EngineLayer]) -> LayerStack:
@@ -110,23 +110,24 @@ class LayerStack:
     @classmethod
     def of_runs(cls, runs: Iterable[tuple[int, EngineLayer]]) -> LayerStack:
         """Layers as runs of equal ones: (count, layer). Raises ValueError for more than MAX_LAYERS."""
-        places: dict[EngineLayer, int] = {}
-        members: list[int] = []
+        places: dict[EngineLayer, list[int]] = {}
+        num_layers = 0
         for count, layer in runs:
-            if len(members) + count > MAX_LAYERS:
+            if num_layers + count > MAX_LAYERS:
                 raise ValueError(f"a model of more than {MAX_LAYERS:,} layers is not priced")
-            members.extend([places.setdefault(layer, len(places))] * count)
-        return cls(tuple(places), tuple(members))
+            places.setdefault(layer, []).extend(range(num_layers, num_layers + count))
+            num_layers += count
+        return cls(tuple(places), tuple(map(tuple, places.values())))
 
     @property
-    def first_attention(self) -> AttentionLayer | None:
-        """The layer whose geometry stands for the model's where the engine asks for just one."""
-        for kind in self.kinds:
+    def first_attention(self) -> tuple[int, AttentionLayer] | None:
+        """Index and layer whose geometry stands for the model's where the engine asks for just one."""
+        for kind, places in zip(self.kinds, self.places, strict=True):
             if not isinstance(kind, StateLayer | SharedLayer):
-                return kind
+                return places[0], kind
         return None
 
     @property
     def largest_state_bytes(self) -> int:
         """0 without recurrent layers."""
-        return max((kind.state_bytes for kind in self.kinds if isinstance(kind, StateLayer)), default=0)
+        return max([kind.state_bytes for kind in self.kinds if isinstance(kind, StateLayer)], default=0)

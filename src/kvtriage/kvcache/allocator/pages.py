@@ -6,8 +6,8 @@ the primary block size, the page that skipped layers are padded to, and each lay
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from kvtriage.kvcache.allocator.layers import (
     ChunkedLayer,
@@ -67,20 +67,29 @@ class LayerPage:
     def page_bytes(self) -> int:
         return self.natural_bytes if self.padded_bytes is None else self.padded_bytes
 
+    def of(self, num_layers: int) -> LayerPage:
+        """The same page for as many layers."""
+        return LayerPage(self.layer, self.dtype, self.block_size, self.natural_bytes, self.padded_bytes, num_layers)
+
+    def padded_to(self, page_bytes: int) -> LayerPage:
+        """The same layers with a page of `page_bytes`."""
+        return LayerPage(self.layer, self.dtype, self.block_size, self.natural_bytes, page_bytes, self.num_layers)
+
 
 # --- the rules that hold for the whole model --------------------------------------------
 
 
 def resolve_rules(stack: LayerStack, settings: PoolSettings) -> PageRules:
     """Block sizes as the worker settles them before any layer is asked for its page."""
-    first = stack.first_attention
+    found = stack.first_attention
     if settings.block_size is not None and (settings.block_size < 1 or settings.block_size % SMALLEST_BLOCK):
         raise EngineRefused(
             "ValueError", Reason.BLOCK_SIZE, f"a block of {settings.block_size} tokens is no multiple of 16"
         )
-    block_size = settings.block_size if settings.block_size is not None else _preferred_block(first, settings)
-    if first is None:
+    block_size = settings.block_size if settings.block_size is not None else _preferred_block(found, settings)
+    if found is None:
         return PageRules(block_size, None, None)
+    index, first = found
     # Model-level geometry: the engine takes K and V to be equally wide here.
     elements = first.head_size if isinstance(first, MlaLayer) else 2 * first.num_kv_heads * first.head_size
     token_bytes = elements * settings.primary_dtype.element_bytes
@@ -91,14 +100,15 @@ def resolve_rules(stack: LayerStack, settings: PoolSettings) -> PageRules:
         state_page_bytes = block_size * token_bytes
     if not settings.skip_layers or settings.primary_dtype is not CacheDtype.FP8:
         return PageRules(block_size, None, state_page_bytes)
-    kernel_block = _smallest_kernel_block(first, settings, is_skipped=_is_skipped(0, first, settings))
+    is_skipped = _is_skipped_by_window(first, settings) or str(index) in settings.skip_layers
+    kernel_block = _smallest_kernel_block(first, settings, is_skipped=is_skipped)
     step = max(kernel_block, block_size)
     block_size = step * ceil_div(2 * kernel_block, step)
     return PageRules(block_size, block_size * token_bytes, state_page_bytes)
 
 
-def _preferred_block(first: EngineLayer | None, settings: PoolSettings) -> int:
-    if isinstance(first, MlaLayer) and settings.primary_dtype is CacheDtype.FP8:
+def _preferred_block(found: tuple[int, EngineLayer] | None, settings: PoolSettings) -> int:
+    if found is not None and isinstance(found[1], MlaLayer) and settings.primary_dtype is CacheDtype.FP8:
         return FLASHMLA_BLOCK
     return SMALLEST_BLOCK
 
@@ -117,41 +127,40 @@ def make_pages(stack: LayerStack, settings: PoolSettings, rules: PageRules) -> t
     """One page per kind of layer and dtype, in the order they first appear. Raises EngineRefused."""
     return tuple(
         _make_page(layer, dtype, num_layers, settings, rules)
-        for (layer, dtype), num_layers in _count_kinds(stack, settings)
+        for layer, dtype, num_layers in _count_kinds(stack, settings)
     )
 
 
-def _count_kinds(stack: LayerStack, settings: PoolSettings) -> Sequence[tuple[tuple[CachedLayer, CacheDtype], int]]:
-    primary, skipped = settings.primary_dtype, settings.model_dtype
-    if not settings.skip_layers:
-        counts = [0] * len(stack.kinds)
-        for member in stack.members:
-            counts[member] += 1
+def _count_kinds(stack: LayerStack, settings: PoolSettings) -> list[tuple[CachedLayer, CacheDtype, int]]:
+    """Kind, dtype and number of layers, in the order they first appear."""
+    primary, unquantized = settings.primary_dtype, settings.model_dtype
+    if not settings.skip_layers or primary is unquantized:
         return [
-            ((kind, primary), count)
-            for kind, count in zip(stack.kinds, counts, strict=True)
+            (kind, primary, len(places))
+            for kind, places in zip(stack.kinds, stack.places, strict=True)
             if not isinstance(kind, SharedLayer)
         ]
-    words = frozenset(settings.skip_layers)
-    by_window = "sliding_window" in words
-    always = [by_window and isinstance(kind, SlidingLayer) for kind in stack.kinds]
-    skippable = [not isinstance(kind, StateLayer | SharedLayer) for kind in stack.kinds]
-    indices = {int(word) for word in words if word.isdecimal() and str(int(word)) == word}
-    found: dict[tuple[int, bool], int] = {}
-    for index, member in enumerate(stack.members):
-        key = (member, always[member] or (index in indices and skippable[member]))
-        found[key] = found.get(key, 0) + 1
-    return [
-        ((kind, skipped if is_skipped else primary), count)
-        for (member, is_skipped), count in found.items()
-        if not isinstance(kind := stack.kinds[member], SharedLayer)
-    ]
+    indices = {int(word) for word in settings.skip_layers if word.isdecimal() and str(int(word)) == word}
+    found: list[tuple[int, CachedLayer, CacheDtype, int]] = []
+    for kind, places in zip(stack.kinds, stack.places, strict=True):
+        if isinstance(kind, SharedLayer):
+            continue
+        if _is_skipped_by_window(kind, settings):
+            found.append((places[0], kind, unquantized, len(places)))
+        elif isinstance(kind, StateLayer) or indices.isdisjoint(places):
+            found.append((places[0], kind, primary, len(places)))
+        else:
+            skipped = [place for place in places if place in indices]
+            kept = [place for place in places if place not in indices]
+            found.append((skipped[0], kind, unquantized, len(skipped)))
+            if kept:
+                found.append((kept[0], kind, primary, len(kept)))
+    found.sort(key=itemgetter(0))
+    return [(kind, dtype, num_layers) for _, kind, dtype, num_layers in found]
 
 
-def _is_skipped(index: int, layer: EngineLayer, settings: PoolSettings) -> bool:
-    return str(index) in settings.skip_layers or (
-        isinstance(layer, SlidingLayer) and "sliding_window" in settings.skip_layers
-    )
+def _is_skipped_by_window(layer: EngineLayer, settings: PoolSettings) -> bool:
+    return isinstance(layer, SlidingLayer) and "sliding_window" in settings.skip_layers
 
 
 def _make_page(

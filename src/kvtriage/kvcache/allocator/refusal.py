@@ -41,8 +41,8 @@ class Refusal:
         return f"{self.reason}: {self.detail}"
 
 
-class EngineRefused(Exception):  # noqa: N818
-    """Carries a Refusal up to `allocate`; it does not leave the package."""
+class EngineRefused(Exception):
+    """The engine would not start. `allocate` returns the Refusal in place of raising."""
 
     def __init__(self, error_type: str, reason: Reason, detail: str) -> None:
         super().__init__(detail)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvtriage.kvcache.allocator.groups import Group, Pool, build_pool
 from kvtriage.kvcache.allocator.layers import (
     ChunkedLayer,
     CrossLayer,
@@ -15,6 +14,7 @@ from kvtriage.kvcache.allocator.layers import (
     StateLayer,
 )
 from kvtriage.kvcache.allocator.pages import FLASHINFER_BLOCKS, LayerPage, ceil_div
+from kvtriage.kvcache.allocator.pool import Pool, build_pool
 from kvtriage.kvcache.allocator.refusal import EngineRefused, Reason, Refusal
 from kvtriage.kvcache.allocator.settings import Backend, PoolSettings, ServingLimits
 from kvtriage.units import format_bytes
