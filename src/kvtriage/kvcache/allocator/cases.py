@@ -71,7 +71,10 @@ def answer_case(case: Mapping[str, object]) -> Answer:
     case_id = _case_id(case)
     try:
         flags = mapping(case.get("input"), "input")
-        outcome = allocate(read_stack(case, flags), read_settings(case, flags), read_limits(case, flags))
+        stack, limits = read_stack(case, flags), read_limits(case, flags)
+        if limits.max_num_encoder_input_tokens == 0 and any(isinstance(kind, CrossLayer) for kind in stack.kinds):
+            raise DataError("cross layers need max_num_encoder_input_tokens", hint=HINT)
+        outcome = allocate(stack, read_settings(case, flags), limits)
     except EngineRefused as refused:
         outcome = refused.refusal
     except KvtriageError as error:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from kvtriage.kvcache.allocator.layers import (
+    AttentionLayer,
     ChunkedLayer,
     CrossLayer,
     EngineLayer,
@@ -90,13 +91,11 @@ def resolve_rules(stack: LayerStack, settings: PoolSettings) -> PageRules:
     if found is None:
         return PageRules(block_size, None, None)
     index, first = found
-    # Model-level geometry: the engine takes K and V to be equally wide here.
-    elements = first.head_size if isinstance(first, MlaLayer) else 2 * first.num_kv_heads * first.head_size
-    token_bytes = elements * settings.primary_dtype.element_bytes
+    element_bytes = settings.primary_dtype.element_bytes
     state_page_bytes = None
-    state_bytes = stack.largest_state_bytes
-    if state_bytes:
-        block_size = max(block_size, block_size * ceil_div(state_bytes, block_size * token_bytes))
+    if state_bytes := stack.largest_state_bytes:
+        token_bytes = _model_elements(first) * element_bytes
+        block_size *= ceil_div(state_bytes, block_size * token_bytes)
         state_page_bytes = block_size * token_bytes
     if not settings.skip_layers or settings.primary_dtype is not CacheDtype.FP8:
         return PageRules(block_size, None, state_page_bytes)
@@ -104,7 +103,12 @@ def resolve_rules(stack: LayerStack, settings: PoolSettings) -> PageRules:
     kernel_block = _smallest_kernel_block(first, settings, is_skipped=is_skipped)
     step = max(kernel_block, block_size)
     block_size = step * ceil_div(2 * kernel_block, step)
-    return PageRules(block_size, block_size * token_bytes, state_page_bytes)
+    return PageRules(block_size, block_size * 2 * first.num_kv_heads * first.head_size, state_page_bytes)
+
+
+def _model_elements(first: AttentionLayer) -> int:
+    """Elements of a token at the model's own level, where the engine takes K and V to be equally wide."""
+    return first.head_size if isinstance(first, MlaLayer) else 2 * first.num_kv_heads * first.head_size
 
 
 def _preferred_block(found: tuple[int, EngineLayer] | None, settings: PoolSettings) -> int:
@@ -140,7 +144,7 @@ def _count_kinds(stack: LayerStack, settings: PoolSettings) -> list[tuple[Cached
             for kind, places in zip(stack.kinds, stack.places, strict=True)
             if not isinstance(kind, SharedLayer)
         ]
-    indices = {int(word) for word in settings.skip_layers if word.isdecimal() and str(int(word)) == word}
+    indices = _named_indices(settings.skip_layers)
     found: list[tuple[int, CachedLayer, CacheDtype, int]] = []
     for kind, places in zip(stack.kinds, stack.places, strict=True):
         if isinstance(kind, SharedLayer):
@@ -157,6 +161,11 @@ def _count_kinds(stack: LayerStack, settings: PoolSettings) -> list[tuple[Cached
                 found.append((kept[0], kind, primary, len(kept)))
     found.sort(key=itemgetter(0))
     return [(kind, dtype, num_layers) for _, kind, dtype, num_layers in found]
+
+
+def _named_indices(words: tuple[str, ...]) -> set[int]:
+    """The words that are a layer's index, written as the engine writes it: no sign, no leading zero."""
+    return {int(word) for word in words if len(word) < 10 and word.isdecimal() and str(int(word)) == word}
 
 
 def _is_skipped_by_window(layer: EngineLayer, settings: PoolSettings) -> bool:

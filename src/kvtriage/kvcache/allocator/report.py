@@ -60,7 +60,11 @@ def allocate(stack: LayerStack, settings: PoolSettings, limits: ServingLimits) -
 
 
 def report_capacity(pool: Pool, limits: ServingLimits) -> Capacity:
-    """Raises EngineRefused when one request does not fit. One pool can be asked about many limits."""
+    """One pool can be asked about many limits.
+
+    Raises EngineRefused when one request does not fit, and ValueError when it needs no block at all:
+    a model of cross-attention alone, and no encoder tokens.
+    """
     if not pool.groups:
         return Capacity(pool, limits.max_model_len or 0, 1, 0, 0.0, 0)
     num_blocks = limits.num_gpu_blocks_override
@@ -74,6 +78,8 @@ def report_capacity(pool: Pool, limits: ServingLimits) -> Capacity:
         if length == 0:
             raise EngineRefused("ValueError", Reason.LENGTH, "not even a request of one token fits")
     needed = blocks_per_request(pool, limits, length)
+    if needed == 0:
+        raise ValueError("cross-attention layers need max_num_encoder_input_tokens")
     # One block is the null block: it counts in the figures and holds nothing.
     if needed > num_blocks - 1:
         raise _does_not_fit(pool, limits, length, num_blocks)
