@@ -15,13 +15,13 @@ from kvtriage.kvcache.allocator.case_values import HINT, choice, flag, mapping, 
 from kvtriage.kvcache.allocator.from_spec import stack_of_spec
 from kvtriage.kvcache.allocator.layers import (
     MAX_LAYERS,
+    CachelessLayer,
     ChunkedLayer,
     CrossLayer,
     EngineLayer,
     FullLayer,
     LayerStack,
     MlaLayer,
-    SharedLayer,
     SlidingLayer,
     StateLayer,
 )
@@ -61,6 +61,17 @@ OTHER_CACHE_DTYPES = frozenset(
 """Words that vLLM 0.32 knows (config/cache.py:39) and whose pages are not modelled here."""
 LAYOUT_ALIASES = {"NHD": Layout.LBNHC, "HND": Layout.LBHNC}
 STATE_BYTES = {"bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "fp32": 4, "float32": 4, "fp8": 1}
+UNMODELLED: Mapping[str, object] = {
+    "pp": 1,
+    "dcp": 1,
+    "pcp": 1,
+    "num_speculative_tokens": 0,
+    "speculative_config": None,
+    "mamba_block_size": None,
+    "mamba_cache_mode": None,
+    "kv_connector": None,
+}
+"""Flags that move the figures in ways not modelled here, and the value that leaves them alone."""
 MOST_TOKENS = 2**40
 MOST_BYTES = 2**60
 WIDEST = 2**20
@@ -71,6 +82,7 @@ def answer_case(case: Mapping[str, object]) -> Answer:
     case_id = _case_id(case)
     try:
         flags = mapping(case.get("input"), "input")
+        _refuse_unmodelled(flags)
         stack, limits = read_stack(case, flags), read_limits(case, flags)
         if limits.max_num_encoder_input_tokens == 0 and any(isinstance(kind, CrossLayer) for kind in stack.kinds):
             raise DataError("cross layers need max_num_encoder_input_tokens", hint=HINT)
@@ -113,6 +125,12 @@ def _case_id(case: Mapping[str, object]) -> str | None:
 
 
 # --- the flags --------------------------------------------------------------------------
+
+
+def _refuse_unmodelled(flags: Mapping[str, object]) -> None:
+    for key, neutral in UNMODELLED.items():
+        if flags.get(key) not in (None, neutral):
+            raise DataError(f"{key} moves the figures in a way that is not modelled", hint=HINT)
 
 
 def read_settings(case: Mapping[str, object], flags: Mapping[str, object]) -> PoolSettings:
@@ -199,8 +217,8 @@ def _layers(case: Mapping[str, object], flags: Mapping[str, object]) -> Iterator
 
 def _layer(values: Mapping[str, object]) -> EngineLayer:
     kind = values.get("kind")
-    if kind == "shared":
-        return SharedLayer()
+    if kind in ("shared", "encoder_only"):
+        return CachelessLayer()
     if kind == "mamba":
         return StateLayer(_state_bytes(values))
     head_size = whole(values, "head_size", None, 1, WIDEST)

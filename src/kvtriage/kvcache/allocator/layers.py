@@ -12,13 +12,13 @@ from dataclasses import dataclass
 __all__ = [
     "MAX_LAYERS",
     "AttentionLayer",
+    "CachelessLayer",
     "ChunkedLayer",
     "CrossLayer",
     "EngineLayer",
     "FullLayer",
     "LayerStack",
     "MlaLayer",
-    "SharedLayer",
     "SlidingLayer",
     "StateLayer",
 ]
@@ -88,12 +88,12 @@ class StateLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedLayer:
-    """Reads another layer's cache and has none of its own."""
+class CachelessLayer:
+    """Has no cache: it reads another layer's, or it only encodes."""
 
 
 AttentionLayer = FullLayer | SlidingLayer | ChunkedLayer | CrossLayer | MlaLayer
-EngineLayer = AttentionLayer | StateLayer | SharedLayer
+EngineLayer = AttentionLayer | StateLayer | CachelessLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class LayerStack:
     def first_attention(self) -> tuple[int, AttentionLayer] | None:
         """Index and layer whose geometry stands for the model's where the engine asks for just one."""
         for kind, places in zip(self.kinds, self.places, strict=True):
-            if not isinstance(kind, StateLayer | SharedLayer):
+            if not isinstance(kind, StateLayer | CachelessLayer):
                 return places[0], kind
         return None
 

@@ -100,5 +100,5 @@ def _cut(bucket: _Bucket, cuts: int) -> list[Group]:
     return [
         Group(tuple(page.of(num_layers) for page in pattern), copies)
         for num_layers, copies in ((each + 1, larger), (each, cuts - larger))
-        if copies
+        if copies and num_layers
     ]

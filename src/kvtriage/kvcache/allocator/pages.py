@@ -11,13 +11,13 @@ from operator import itemgetter
 
 from kvtriage.kvcache.allocator.layers import (
     AttentionLayer,
+    CachelessLayer,
     ChunkedLayer,
     CrossLayer,
     EngineLayer,
     FullLayer,
     LayerStack,
     MlaLayer,
-    SharedLayer,
     SlidingLayer,
     StateLayer,
 )
@@ -142,12 +142,12 @@ def _count_kinds(stack: LayerStack, settings: PoolSettings) -> list[tuple[Cached
         return [
             (kind, primary, len(places))
             for kind, places in zip(stack.kinds, stack.places, strict=True)
-            if not isinstance(kind, SharedLayer)
+            if not isinstance(kind, CachelessLayer)
         ]
     indices = _named_indices(settings.skip_layers)
     found: list[tuple[int, CachedLayer, CacheDtype, int]] = []
     for kind, places in zip(stack.kinds, stack.places, strict=True):
-        if isinstance(kind, SharedLayer):
+        if isinstance(kind, CachelessLayer):
             continue
         if _is_skipped_by_window(kind, settings):
             found.append((places[0], kind, unquantized, len(places)))

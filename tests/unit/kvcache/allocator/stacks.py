@@ -14,11 +14,11 @@ from kvtriage.kvcache.allocator import (
     ServingLimits,
 )
 from kvtriage.kvcache.allocator.layers import (
+    CachelessLayer,
     ChunkedLayer,
     EngineLayer,
     FullLayer,
     MlaLayer,
-    SharedLayer,
     SlidingLayer,
     StateLayer,
 )
@@ -65,7 +65,7 @@ KINDS: list[EngineLayer] = [
     MlaLayer(576),
     StateLayer(20_000),
     StateLayer(1_097_728),
-    SharedLayer(),
+    CachelessLayer(),
 ]
 
 

@@ -76,6 +76,7 @@ def test_every_kind_of_layer_is_understood() -> None:
         {"kind": "full", "head_size_v": 32, **heads},
         {"kind": "mla", "num_kv_heads": 1, "head_size": 576},
         {"kind": "shared", **heads},
+        {"kind": "encoder_only", **heads},
         state,
     ):
         answer = answer_case(case({"kind": "full", **heads}, layer, max_num_encoder_input_tokens=1500))
@@ -120,6 +121,7 @@ def test_where_the_engine_prints_and_then_breaks_both_are_told() -> None:
         (case(FULL, layout=7), "layout is '7', which is not modelled"),
         (case(FULL, async_scheduling="yes"), "async_scheduling is neither true nor false"),
         (case(FULL, kv_cache_dtype="nvfp4"), "kv_cache_dtype is 'nvfp4', which is not modelled"),
+        (case(FULL, dcp=2), "dcp moves the figures in a way that is not modelled"),
         (case(FULL | {"num_kv_heads": -8}), "num_kv_heads is not a whole number"),
         (case({"kind": "hyena", "head_size": 8, "num_kv_heads": 1}), "a layer's kind is 'hyena'"),
         (case({"kind": "cross", "num_kv_heads": 8, "head_size": 64}), "max_num_encoder_input_tokens"),

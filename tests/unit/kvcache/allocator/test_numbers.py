@@ -20,7 +20,7 @@ from kvtriage.kvcache.allocator import (
     ServingLimits,
     allocate,
 )
-from kvtriage.kvcache.allocator.layers import SharedLayer
+from kvtriage.kvcache.allocator.layers import CachelessLayer
 from tests.unit.kvcache.allocator.stacks import (
     COMMAND_R7B,
     DEEPSEEK_V3,
@@ -184,7 +184,7 @@ def test_words_that_match_nothing_still_lengthen_the_block() -> None:
 
 
 def test_a_model_without_a_cache_has_one_block_and_no_figures() -> None:
-    capacity = started(LayerStack.of_layers([SharedLayer()]), FP8, at(8192))
+    capacity = started(LayerStack.of_layers([CachelessLayer()]), FP8, at(8192))
     assert (capacity.num_blocks, capacity.reported_tokens, capacity.tokens_by_blocks) == (1, 0, 0)
 
 

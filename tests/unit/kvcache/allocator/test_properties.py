@@ -18,7 +18,7 @@ from kvtriage.kvcache.allocator import (
     allocate,
     build_pool,
 )
-from kvtriage.kvcache.allocator.layers import FullLayer, SharedLayer
+from kvtriage.kvcache.allocator.layers import CachelessLayer, FullLayer
 from kvtriage.kvcache.allocator.refusal import EngineRefused
 from kvtriage.kvcache.allocator.report import blocks_per_request
 from tests.unit.kvcache.allocator.stacks import GEMMA_3_27B, GIB, limits, settings, stacks
@@ -79,7 +79,9 @@ def test_every_layer_with_a_cache_stands_in_one_group_that_fits_a_block(stack: L
     except EngineRefused:
         return
     cached = sum(
-        len(places) for kind, places in zip(stack.kinds, stack.places, strict=True) if not isinstance(kind, SharedLayer)
+        len(places)
+        for kind, places in zip(stack.kinds, stack.places, strict=True)
+        if not isinstance(kind, CachelessLayer)
     )
     assert sum(group.copies * group.num_layers for group in pool.groups) == cached
     assert all(group.filled_bytes <= pool.bytes_per_block for group in pool.groups)
