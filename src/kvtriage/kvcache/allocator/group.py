@@ -46,4 +46,4 @@ def type_of(page: LayerPage) -> PageType:
 
 def are_of_one_type(pages: Sequence[LayerPage]) -> bool:
     first = type_of(pages[0])
-    return all(type_of(page) == first for page in pages)
+    return all(page.block_size == first[1] and type_of(page) == first for page in pages[1:])

@@ -130,8 +130,10 @@ def _smallest_kernel_block(first: EngineLayer, settings: PoolSettings, *, is_ski
 def make_pages(stack: LayerStack, settings: PoolSettings, rules: PageRules) -> tuple[LayerPage, ...]:
     """One page per kind of layer and dtype, in the order they first appear. Raises EngineRefused."""
     return tuple(
-        _make_page(layer, dtype, num_layers, settings, rules)
-        for layer, dtype, num_layers in _count_kinds(stack, settings)
+        [
+            _make_page(layer, dtype, num_layers, settings, rules)
+            for layer, dtype, num_layers in _count_kinds(stack, settings)
+        ]
     )
 
 
@@ -154,11 +156,11 @@ def _count_kinds(stack: LayerStack, settings: PoolSettings) -> list[tuple[Cached
         elif isinstance(kind, StateLayer) or indices.isdisjoint(places):
             found.append((places[0], kind, primary, len(places)))
         else:
-            skipped = [place for place in places if place in indices]
-            kept = [place for place in places if place not in indices]
-            found.append((skipped[0], kind, unquantized, len(skipped)))
-            if kept:
-                found.append((kept[0], kind, primary, len(kept)))
+            skipped = indices.intersection(places)
+            found.append((min(skipped), kind, unquantized, len(skipped)))
+            if len(skipped) < len(places):
+                first_kept = next(place for place in places if place not in skipped)
+                found.append((first_kept, kind, primary, len(places) - len(skipped)))
     found.sort(key=itemgetter(0))
     return [(kind, dtype, num_layers) for _, kind, dtype, num_layers in found]
 
