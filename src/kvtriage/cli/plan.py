@@ -185,7 +185,13 @@ def _capacity(spec: CacheSpec, policy: CachePolicy, contexts: Sequence[int], mem
 
 
 @click.command("plan", short_help="Price a cache policy from a config.json.")
-@click.argument("model")
+@click.argument("model", required=False)
+@click.option(
+    "--cases",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Answer cases of vLLM's allocator instead, one JSON object a line; with --json.",
+)
 @click.option(
     "--context",
     "contexts",
@@ -204,7 +210,13 @@ def _capacity(spec: CacheSpec, policy: CachePolicy, contexts: Sequence[int], mem
 @click.option("--memory", metavar="BYTES", help="Cache memory to fill, such as 16GiB.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan_command(
-    model: str, contexts: tuple[str, ...], skip: str | None, scaling: str, memory: str | None, as_json: bool
+    model: str | None,
+    cases: Path | None,
+    contexts: tuple[str, ...],
+    skip: str | None,
+    scaling: str,
+    memory: str | None,
+    as_json: bool,
 ) -> None:
     """Price a cache policy for MODEL: a folder, a config.json, a demo: model or a hub id.
 
@@ -214,6 +226,11 @@ def plan_command(
     Example:
       kvtriage plan demo:gemma3-270m --context 32768 --skip sliding_window
     """
+    if cases is not None:
+        _answer_cases(cases, alone=model is None and not contexts and skip is None and memory is None, as_json=as_json)
+        return
+    if model is None:
+        raise click.UsageError("Missing argument 'MODEL'.")
     spec = read_cache_spec(load_config(model))
     lengths = parse_contexts(contexts, spec)
     policy = build_policy(spec, scaling, () if skip is None else parse_skip(skip, spec))
@@ -222,6 +239,17 @@ def plan_command(
         click.echo(json.dumps(plan_json(spec, policy, lengths, memory_bytes), indent=2))
     else:
         click.echo(render_plan(spec, policy, lengths, memory_bytes), nl=False)
+
+
+def _answer_cases(path: Path, *, alone: bool, as_json: bool) -> None:
+    from kvtriage.cli.plan_cases import answer_lines
+
+    if not alone:
+        raise click.UsageError("--cases brings models and flags of its own: leave the others out.")
+    if not as_json:
+        raise click.UsageError("--cases answers in lines of JSON: add --json.")
+    for line in answer_lines(path):
+        click.echo(line)
 
 
 def _memory(text: str) -> int:

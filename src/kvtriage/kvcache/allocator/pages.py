@@ -1,0 +1,204 @@
+"""From layers to pages: the block size of each kind of layer and the bytes one block of it takes.
+
+A *page* is one block of one layer. What is decided here is decided before any memory is known:
+the primary block size, the page that skipped layers are padded to, and each layer's own page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import itemgetter
+
+from kvtriage.kvcache.allocator.layers import (
+    AttentionLayer,
+    CachelessLayer,
+    ChunkedLayer,
+    CrossLayer,
+    EngineLayer,
+    FullLayer,
+    LayerStack,
+    MlaLayer,
+    SlidingLayer,
+    StateLayer,
+)
+from kvtriage.kvcache.allocator.refusal import EngineRefused, Reason
+from kvtriage.kvcache.allocator.settings import Backend, CacheDtype, PoolSettings
+
+__all__ = ["CachedLayer", "LayerPage", "PageRules", "ceil_div", "make_pages", "resolve_rules"]
+
+SMALLEST_BLOCK = 16
+FLASHMLA_BLOCK = 64
+FLASHINFER_BLOCKS = (64, 32, 16)
+
+CachedLayer = FullLayer | SlidingLayer | ChunkedLayer | CrossLayer | MlaLayer | StateLayer
+
+
+def ceil_div(amount: int, size: int) -> int:
+    """How many of `size` hold `amount`."""
+    return -(-amount // size)
+
+
+@dataclass(frozen=True, slots=True)
+class PageRules:
+    """What holds for the whole model.
+
+    `skip_page_bytes` is None without a skip list, `state_page_bytes` where no state is padded.
+    """
+
+    block_size: int
+    skip_page_bytes: int | None
+    state_page_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPage:
+    """One block of one layer, `num_layers` of which are alike.
+
+    `block_size` is None for a state that is kept once for a whole request.
+    """
+
+    layer: CachedLayer
+    dtype: CacheDtype
+    block_size: int | None
+    natural_bytes: int
+    padded_bytes: int | None
+    num_layers: int
+
+    @property
+    def page_bytes(self) -> int:
+        return self.natural_bytes if self.padded_bytes is None else self.padded_bytes
+
+    def of(self, num_layers: int) -> LayerPage:
+        """The same page for as many layers."""
+        return LayerPage(self.layer, self.dtype, self.block_size, self.natural_bytes, self.padded_bytes, num_layers)
+
+    def padded_to(self, page_bytes: int) -> LayerPage:
+        """The same layers with a page of `page_bytes`."""
+        return LayerPage(self.layer, self.dtype, self.block_size, self.natural_bytes, page_bytes, self.num_layers)
+
+
+# --- the rules that hold for the whole model --------------------------------------------
+
+
+def resolve_rules(stack: LayerStack, settings: PoolSettings) -> PageRules:
+    """Block sizes as the worker settles them before any layer is asked for its page."""
+    found = stack.first_attention
+    if settings.block_size is not None and (settings.block_size < 1 or settings.block_size % SMALLEST_BLOCK):
+        raise EngineRefused(
+            "ValueError", Reason.BLOCK_SIZE, f"a block of {settings.block_size} tokens is no multiple of 16"
+        )
+    block_size = settings.block_size if settings.block_size is not None else _preferred_block(found, settings)
+    if found is None:
+        return PageRules(block_size, None, None)
+    index, first = found
+    element_bytes = settings.primary_dtype.element_bytes
+    state_page_bytes = None
+    if state_bytes := stack.largest_state_bytes:
+        token_bytes = _model_elements(first) * element_bytes
+        block_size *= ceil_div(state_bytes, block_size * token_bytes)
+        state_page_bytes = block_size * token_bytes
+    if not settings.skip_layers or settings.primary_dtype is not CacheDtype.FP8:
+        return PageRules(block_size, None, state_page_bytes)
+    is_skipped = _is_skipped_by_window(first, settings) or str(index) in settings.skip_layers
+    kernel_block = _smallest_kernel_block(first, settings, is_skipped=is_skipped)
+    step = max(kernel_block, block_size)
+    block_size = step * ceil_div(2 * kernel_block, step)
+    return PageRules(block_size, block_size * 2 * first.num_kv_heads * first.head_size, state_page_bytes)
+
+
+def _model_elements(first: AttentionLayer) -> int:
+    """Elements of a token at the model's own level, where the engine takes K and V to be equally wide."""
+    return first.head_size if isinstance(first, MlaLayer) else 2 * first.num_kv_heads * first.head_size
+
+
+def _preferred_block(found: tuple[int, EngineLayer] | None, settings: PoolSettings) -> int:
+    if found is not None and isinstance(found[1], MlaLayer) and settings.primary_dtype is CacheDtype.FP8:
+        return FLASHMLA_BLOCK
+    return SMALLEST_BLOCK
+
+
+def _smallest_kernel_block(first: EngineLayer, settings: PoolSettings, *, is_skipped: bool) -> int:
+    """Of the first layer's backend. FLASHMLA serves FP8 latents in multiples of 64, TRITON_MLA the rest."""
+    if isinstance(first, MlaLayer) and not is_skipped and (settings.block_size or FLASHMLA_BLOCK) % FLASHMLA_BLOCK == 0:
+        return FLASHMLA_BLOCK
+    return SMALLEST_BLOCK
+
+
+# --- each layer's page ------------------------------------------------------------------
+
+
+def make_pages(stack: LayerStack, settings: PoolSettings, rules: PageRules) -> tuple[LayerPage, ...]:
+    """One page per kind of layer and dtype, in the order they first appear. Raises EngineRefused."""
+    return tuple(
+        [
+            _make_page(layer, dtype, num_layers, settings, rules)
+            for layer, dtype, num_layers in _count_kinds(stack, settings)
+        ]
+    )
+
+
+def _count_kinds(stack: LayerStack, settings: PoolSettings) -> list[tuple[CachedLayer, CacheDtype, int]]:
+    """Kind, dtype and number of layers, in the order they first appear."""
+    primary, unquantized = settings.primary_dtype, settings.model_dtype
+    if not settings.skip_layers or primary is unquantized:
+        return [
+            (kind, primary, len(places))
+            for kind, places in zip(stack.kinds, stack.places, strict=True)
+            if not isinstance(kind, CachelessLayer)
+        ]
+    indices = _named_indices(settings.skip_layers)
+    found: list[tuple[int, CachedLayer, CacheDtype, int]] = []
+    for kind, places in zip(stack.kinds, stack.places, strict=True):
+        if isinstance(kind, CachelessLayer):
+            continue
+        if _is_skipped_by_window(kind, settings):
+            found.append((places[0], kind, unquantized, len(places)))
+        elif isinstance(kind, StateLayer) or indices.isdisjoint(places):
+            found.append((places[0], kind, primary, len(places)))
+        else:
+            skipped = indices.intersection(places)
+            found.append((min(skipped), kind, unquantized, len(skipped)))
+            if len(skipped) < len(places):
+                first_kept = next(place for place in places if place not in skipped)
+                found.append((first_kept, kind, primary, len(places) - len(skipped)))
+    found.sort(key=itemgetter(0))
+    return [(kind, dtype, num_layers) for _, kind, dtype, num_layers in found]
+
+
+def _named_indices(words: tuple[str, ...]) -> set[int]:
+    """The words that are a layer's index, written as the engine writes it: no sign, no leading zero."""
+    return {int(word) for word in words if len(word) < 10 and word.isdecimal() and str(int(word)) == word}
+
+
+def _is_skipped_by_window(layer: EngineLayer, settings: PoolSettings) -> bool:
+    return isinstance(layer, SlidingLayer) and "sliding_window" in settings.skip_layers
+
+
+def _make_page(
+    layer: CachedLayer, dtype: CacheDtype, num_layers: int, settings: PoolSettings, rules: PageRules
+) -> LayerPage:
+    if isinstance(layer, StateLayer):
+        block_size = rules.block_size if settings.prefix_caching else None
+        padded = rules.state_page_bytes if rules.state_page_bytes != layer.state_bytes else None
+        return LayerPage(layer, dtype, block_size, layer.state_bytes, padded, num_layers)
+    token_bytes = layer.num_kv_heads * (layer.head_size + layer.head_size_v) * dtype.element_bytes
+    if not isinstance(layer, SlidingLayer):
+        return LayerPage(layer, dtype, rules.block_size, rules.block_size * token_bytes, None, num_layers)
+    budget = rules.block_size * token_bytes if rules.skip_page_bytes is None else rules.skip_page_bytes
+    block = _largest_kernel_block(settings.backend, budget // token_bytes)
+    page = LayerPage(layer, dtype, block, block * token_bytes, rules.skip_page_bytes, num_layers)
+    if page.page_bytes < page.natural_bytes:
+        raise EngineRefused(
+            "AssertionError",
+            Reason.PADDED_PAGE,
+            f"a block of a sliding layer takes {page.natural_bytes:,} bytes, "
+            f"and a skip list allows it {page.page_bytes:,}",
+        )
+    return page
+
+
+def _largest_kernel_block(backend: Backend, limit_tokens: int) -> int:
+    """The largest block within the limit; the smallest there is when none fits."""
+    if backend is Backend.FLASHINFER:
+        return next((block for block in FLASHINFER_BLOCKS if block <= limit_tokens), SMALLEST_BLOCK)
+    return max(SMALLEST_BLOCK, limit_tokens // SMALLEST_BLOCK * SMALLEST_BLOCK)

@@ -1,0 +1,103 @@
+"""What the engine was told: the flags that move its capacity, with vLLM 0.32's defaults."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = ["Backend", "CacheDtype", "HybridManager", "Layout", "PoolSettings", "ServingLimits"]
+
+
+class CacheDtype(enum.StrEnum):
+    """--kv-cache-dtype. The FP8 spellings of vLLM that store one byte an element are all FP8."""
+
+    AUTO = "auto"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FP8 = "fp8"
+
+    @property
+    def element_bytes(self) -> int:
+        return 1 if self is CacheDtype.FP8 else 2
+
+
+class Backend(enum.StrEnum):
+    """The attention backend, as far as its block sizes matter. MLA layers have backends of their own."""
+
+    FLASH_ATTN = "FLASH_ATTN"
+    FLASHINFER = "FLASHINFER"
+    TRITON_ATTN = "TRITON_ATTN"
+
+
+class Layout(enum.StrEnum):
+    """VLLM_KV_CACHE_LAYOUT: the order of layers, blocks, heads, tokens (N) and elements (C) in memory."""
+
+    LBNHC = "LBNHC"
+    LBHNC = "LBHNC"
+    LHBNC = "LHBNC"
+    BLNHC = "BLNHC"
+    BLHNC = "BLHNC"
+    BHLNC = "BHLNC"
+
+    @property
+    def has_blocks_outermost(self) -> bool:
+        return self.value[0] == "B"
+
+    @property
+    def keeps_blocks_compact(self) -> bool:
+        """All heads of one layer's block lie together."""
+        return "H" not in self.value[:2]
+
+
+class HybridManager(enum.StrEnum):
+    """AUTO, --no-disable-hybrid-kv-cache-manager, --disable-hybrid-kv-cache-manager."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """What decides pages, groups and the bytes of a block.
+
+    `skip_layers` is --kv-cache-dtype-skip-layers word for word: 'sliding_window' and layer indices
+    mean something, every other word is ignored, as the engine ignores it. `allow_chunked_hybrid` is
+    VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE.
+    """
+
+    cache_dtype: CacheDtype = CacheDtype.AUTO
+    model_dtype: CacheDtype = CacheDtype.BFLOAT16
+    skip_layers: tuple[str, ...] = ()
+    block_size: int | None = None
+    backend: Backend = Backend.FLASH_ATTN
+    layout: Layout = Layout.LBNHC
+    hybrid_manager: HybridManager = HybridManager.AUTO
+    allow_chunked_hybrid: bool = True
+    prefix_caching: bool = True
+
+    @property
+    def primary_dtype(self) -> CacheDtype:
+        """The dtype of a layer that is not skipped."""
+        return self.model_dtype if self.cache_dtype is CacheDtype.AUTO else self.cache_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLimits:
+    """What decides how many blocks there are and how many one request may hold.
+
+    `max_model_len` None is -1: the longest that fits, at most `longest_model_len`. With asynchronous
+    scheduling two batches are in flight, so a sliding layer must have room for both.
+    """
+
+    available_bytes: int
+    max_model_len: int | None
+    max_num_batched_tokens: int = 8192
+    async_scheduling: bool = True
+    max_num_encoder_input_tokens: int = 0
+    num_gpu_blocks_override: int | None = None
+    longest_model_len: int | None = None
+
+    @property
+    def tokens_in_flight(self) -> int:
+        return self.max_num_batched_tokens * (2 if self.async_scheduling else 1)
