@@ -165,12 +165,12 @@ def load_config(folder: Path, trust_remote_code: bool) -> Any:
             config: Any = transformers.AutoConfig.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=trust_remote_code
             )
+            config.return_dict = config.get_text_config().return_dict = True
         except Exception as error:  # validation of a hostile config raises whatever it trips over
             raise ModelError(
                 f"transformers cannot read the config.json in {folder}: {_first_line(error)}",
                 hint="compare it with the one that the model's authors published",
             ) from error
-    config.return_dict = config.get_text_config().return_dict = True
     match getattr(config, "quantization_config", None):
         case {"kv_cache_scheme": _, "config_groups": {**groups}} if not groups:
             del config.quantization_config

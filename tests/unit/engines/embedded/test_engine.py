@@ -468,6 +468,7 @@ def test_logits_that_are_not_finite_are_refused(tmp_path: Path, value: float) ->
 @pytest.mark.parametrize(("key", "value", "named"), [
     ("rope_parameters", {"rope_type": [1]}, "transformers cannot"), ("hidden_size", "abc", "config.json"),
     ("dtype", "float8_e4m3fn", "dtype"), ("dtype", ["bfloat16"], "config.json"), ("pad_token_id", 9999, "cannot load"),
+    ("text_config", [1], "config.json"), ("text_config", {"auto_map": {}}, "config.json"),
 ])  # fmt: skip
 def test_a_config_that_makes_no_sense_is_named(tmp_path: Path, key: str, value: object, named: str) -> None:
     spec = tiny.save(tiny.llama(), tmp_path)
