@@ -124,12 +124,17 @@ def _capacity_table(spec: CacheSpec, policy: CachePolicy, contexts: Sequence[int
     ]
     for context_len in sorted(set(contexts)):
         fitting = [
-            format_tokens(capacity_tokens(spec, each, context_len, memory_bytes))
+            _many(capacity_tokens(spec, each, context_len, memory_bytes))
             for each in (CachePolicy.native(spec.num_layers), CachePolicy.fp8(spec.num_layers, Scaling.UNIT), policy)
         ]
         lines.append(f"  {format_tokens(context_len):>14}" + "".join(f"{tokens:>18}" for tokens in fitting))
     lines.append(_wrap("A server rounds to blocks and reserves by rules of its own, so it will log another number."))
     return "\n".join(lines)
+
+
+def _many(tokens: int) -> str:
+    """Every digit as long as the column has room for them."""
+    return format_tokens(tokens) if tokens < 10**13 else f"{tokens:.2e}"
 
 
 def _serving_text(spec: CacheSpec, policy: CachePolicy) -> str:

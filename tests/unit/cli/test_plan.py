@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvtriage.cli.plan import (
@@ -163,6 +163,7 @@ def test_without_memory_there_is_no_capacity() -> None:
     assert "Whole sequences" not in render_plan(GPT_OSS_20B, policy, (1,), None)
 
 
+@example((spec_of(layer(0, 1, heads=1, kv_heads=1, head_dim=1)), CachePolicy.fp8(1, Scaling.UNIT)), 20_000)
 @given(specs().flatmap(lambda spec: st.tuples(st.just(spec), policies(spec.num_layers))), st.integers(1, 10**7))
 def test_the_text_fits_80_columns(case: tuple[Any, CachePolicy], context_len: int) -> None:
     spec, policy = case

@@ -234,7 +234,7 @@ def test_a_bucket_beyond_the_model_is_a_study_error() -> None:
         split_corpus(documents_of([words("t", 300)]), STUDY, WordTokenizer(), 100)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 900), min_size=1, max_size=30),
     shared=st.integers(0, 120),

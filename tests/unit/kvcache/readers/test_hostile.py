@@ -110,7 +110,7 @@ VALUES = st.recursive(
 REAL = st.sampled_from([LLAMA, QWEN25_7B, GPT_OSS_20B, GEMMA3_4B])
 
 
-@settings(deadline=500, max_examples=300)
+@settings(max_examples=300)
 @given(REAL, st.sampled_from(sorted(READERS)), st.dictionaries(KEYS, VALUES, max_size=4))
 def test_damage_to_a_real_config_gives_a_spec_or_one_sentence(
     config: dict[str, object], architecture: str, damage: dict[str, object]

@@ -1,0 +1,12 @@
+"""Settings of every test."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+
+# A busy machine is slow without being wrong, so nothing has a deadline. In CI the examples are the same each time: a
+# change is judged by what it changes. Elsewhere they are new ones, which is how the odd case is found.
+settings.register_profile("kvtriage", deadline=None, derandomize="CI" in os.environ, print_blob=True)
+settings.load_profile("kvtriage")
