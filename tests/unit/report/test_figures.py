@@ -109,7 +109,21 @@ def test_repairable_is_what_lies_beyond_the_bound() -> None:
     case = smollm_like()
     bound = tuple(row for row in case.sensitivities.type_probes if row.format == "mantissa")
     alone = replace(case, sensitivities=msgspec.structs.replace(case.sensitivities, type_probes=bound))
-    assert drawn("repairable", alone).answer == "Unit scale and the scale-free bound were not both probed."
+    assert drawn("repairable", alone).answer == "Unit scale was not probed beside other scales or the scale-free bound."
+
+
+def test_repairable_is_what_calibrated_scales_won_back_where_they_beat_the_bound() -> None:
+    case = gemma_like()
+    rows = tuple(
+        msgspec.structs.replace(row, kl=tuple(kl * 0.6 / 0.93 for kl in row.kl))
+        if row.format == "fp8:per_head"
+        else row
+        for row in case.sensitivities.type_probes
+    )
+    better = replace(case, sensitivities=msgspec.structs.replace(case.sensitivities, type_probes=rows))
+    answer = drawn("repairable", better).answer
+    assert answer.startswith("At most 40.0 % of it: all 18 layers at unit scale cost KL 0.02")
+    assert ", FP8 per-head 0.012" in answer
 
 
 def test_held_out_says_what_saturates() -> None:
