@@ -72,21 +72,26 @@ def _render(rows: list[_Row], speed: _Speed) -> str:
     return "\n".join(
         f"{row.name:<{name_width}}  {row.label:<{label_width}}"
         f"  {format_tokens(row.cost.read_tokens + row.cost.decoded_tokens):>11} tokens"
-        f"  about {format_seconds(speed.seconds(row.cost))}"
+        + (f"  about {format_seconds(speed.seconds(row.cost))}" if row.cost.read_tokens else "")
         for row in (*rows, _Row("total", "", total))
     )
 
 
 def _measure_speed(subject: Subject, engine: Engine) -> _Speed:
-    """The shortest item scored, and a few tokens decoded after it, once a first generation has warmed up."""
-    request = min((item.request for item in subject.items), key=lambda request: len(request.token_ids))
+    """The shortest and the longest item scored, and a few tokens decoded, once a first generation has warmed up.
+
+    Both, because a short text pays more for each of its tokens.
+    """
+    by_length = sorted((item.request for item in subject.items), key=lambda request: len(request.token_ids))
+    ends = (by_length[0], by_length[-1])
     with engine.open(Arm("bf16", CachePolicy.native(subject.spec.num_layers))) as session:
-        session.generate([request.token_ids], 2)
+        session.generate([ends[0].token_ids], 2)
         started = time.perf_counter()
-        session.score(request)
+        for request in ends:
+            session.score(request)
         scored_s = time.perf_counter() - started
-        steps = session.generate([request.token_ids], _DECODED).token_s
-    return _Speed(scored_s / len(request.token_ids), statistics.median(steps))
+        steps = session.generate([ends[0].token_ids], _DECODED).token_s
+    return _Speed(scored_s / sum(len(request.token_ids) for request in ends), statistics.median(steps))
 
 
 def _stages_before(subject: Subject) -> Iterator[_Row]:
@@ -95,7 +100,7 @@ def _stages_before(subject: Subject) -> Iterator[_Row]:
     yield _Row("calibrate", "Q, K and V observed, scales checked", ArmCost(calibrated, 0))
     # Every probe, and BF16 to hold them against; an engine may share work among the probes.
     probed = (1 + count_probes(subject.spec)) * study.probe_items * study.probe_tokens
-    yield _Row("diagnose", "FP8 in each layer, head and type alone", ArmCost(probed, 0))
+    yield _Row("diagnose", "FP8 in each layer, head and type alone, at most", ArmCost(probed, 0))
 
 
 def _arms_at_most(subject: Subject, info: EngineInfo) -> Iterator[_Row]:

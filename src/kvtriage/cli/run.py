@@ -44,7 +44,10 @@ _VERBS = ("plan", "calibrate", "diagnose", "ablate", "decide", "report")
     "--data", required=True, metavar="FILE", help=f"Your text: JSON lines, one document each; or {DEMO_DATA}."
 )
 @click.option(
-    "--out", metavar="CASE", type=click.Path(path_type=Path), help="The case folder to begin or go on.  [required]"
+    "--out",
+    metavar="CASE",
+    type=click.Path(path_type=Path),
+    help="The case folder to begin or go on.  [required but for --dry-run]",
 )
 @click.option(
     "--study",

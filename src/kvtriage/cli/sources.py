@@ -88,5 +88,5 @@ def load_data(source: str) -> bytes:
         return Path(source).read_bytes()
     except OSError as error:
         raise DataError(
-            f"cannot read {source}: {error.strerror}", hint=f"name a JSON-lines or text file, or {DEMO_DATA}"
+            f"cannot read {source}: {error.strerror}", hint=f"name a file of JSON lines, or {DEMO_DATA}"
         ) from error

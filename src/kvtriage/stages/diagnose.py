@@ -173,16 +173,16 @@ def find_suspects(damage: Mapping[int, float], spec: CacheSpec, kl_margin: float
 def _stand_in(damage: Mapping[int, float], spec: CacheSpec, total: float) -> Suspects:
     if spec.is_hybrid:
         kind = max(LayerKind, key=lambda kind: sum(damage[i] for i in spec.layers_of(kind)))
-        layers, what = spec.layers_of(kind), f"the {kind} layers are"
+        layers, what = spec.layers_of(kind), f"the {kind} layers"
     else:
         worst = max(damage, key=lambda layer_idx: damage[layer_idx])
-        layers, what = (worst,), f"layer {worst} is"
+        layers, what = (worst,), f"layer {worst}"
     share = sum(damage[i] for i in layers) / total if total > 0 else 0.0
     return Suspects(
         layers,
         False,
-        f"no layer stands out: FP8 costs {total:.4f} nats per token in all under the best scales; {what} the most "
-        f"sensitive with {share:.0%} of it",
+        f"no layer stands out: alone and under the best scales they cost {total:.4f} nats per token together, and "
+        f"{what} {share:.0%} of it",
     )
 
 

@@ -32,7 +32,7 @@ def subject_of(case: FakeCase) -> Subject:
 
 def printed(text: str) -> dict[str, tuple[int, str]]:
     """Name → tokens and label."""
-    rows = [re.fullmatch(r"(\S+)  +(.*?) +([\d,]+) tokens  about .+", line) for line in text.splitlines()]
+    rows = [re.fullmatch(r"(\S+)  +(.*?) +([\d,]+) tokens(?:  about .+)?", line) for line in text.splitlines()]
     return {row[1]: (int(row[3].replace(",", "")), row[2]) for row in rows if row is not None}
 
 
