@@ -9,7 +9,7 @@ from kvtriage.records.case import Reason
 from kvtriage.records.pairing import BASELINE, NEEDLE_HIT, NLL
 from kvtriage.stages.clauses import CANNOT_TELL, UNMET
 from kvtriage.stages.findings import Findings
-from kvtriage.stages.wording import format_nats, name_layers
+from kvtriage.stages.wording import format_nats, name_arm, name_layers
 
 __all__ = ["caveats", "items_that_settle", "next_step"]
 
@@ -77,7 +77,11 @@ def _per_depth(found: Findings, undecided: tuple[Reason, ...]) -> int:
 
 def _meanwhile(found: Findings) -> str:
     safe = found.outcome.choice
-    return f"Until then {safe.arm.name} is the safe choice." if safe else "Until then no arm is known to be safe."
+    return (
+        f"Until then {name_arm(safe.arm, found.plan.layers)} is the safe choice."
+        if safe
+        else "Until then no arm is known to be safe."
+    )
 
 
 def _of_the_baseline(found: Findings) -> Iterator[str]:
@@ -96,7 +100,8 @@ def _of_the_evidence(found: Findings) -> Iterator[str]:
     for arm in sorted({reason.arm for rung in found.rungs for reason in rung.reasons}):
         lost = found.trials.paired("nll", arm, BASELINE, lambda trial: True).unscored
         if lost:
-            yield f"{lost} items could not be scored under {arm} or BF16 and are left out of its averages."
+            name = name_arm(found.trials.arms[arm], found.plan.layers)
+            yield f"{lost} items could not be scored under {name} or BF16 and are left out of its averages."
     if not found.bound:
         yield "The scale-free bound was not measured: what an ideal scale would reach is known from other arms alone."
     if found.rung("per_tensor") is None:
@@ -104,14 +109,14 @@ def _of_the_evidence(found: Findings) -> Iterator[str]:
 
 
 def _of_the_choice(found: Findings) -> Iterator[str]:
-    rung = found.leaning
+    rung, name = found.leaning, name_arm(found.leaning.arm, found.plan.layers)
     in_range = rung.status_of("range")
     if in_range == CANNOT_TELL:
         needed = next((r.items_needed for r in rung.reasons if r.clause == "range"), None)
         settle = f"; {needed} items would settle it" if needed else ""
-        yield f"Whether better scales would win something back from {rung.arm.name} is open{settle}."
+        yield f"Whether better scales would win something back from {name} is open{settle}."
     if in_range == UNMET:
-        yield f"{rung.arm.name} keeps the margins although its range is off: nothing better can be served here."
+        yield f"{name} keeps the margins although its range is off: nothing better can be served here."
     if rung.arm.skip_layers and rung.scaling != "native" and not found.sensitivities.suspects_stand_out:
         named = name_layers(rung.arm.skip_layers, found.plan.layers)
         yield f"The skipped group ({named}) is only the most sensitive one found, not shown to be the smallest."

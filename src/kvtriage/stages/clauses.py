@@ -31,7 +31,7 @@ from kvtriage.records.pairing import (
     is_needle,
 )
 from kvtriage.records.study import Rule, supports_per_head
-from kvtriage.stages.wording import format_interval, format_nats, format_share
+from kvtriage.stages.wording import format_against, format_interval, format_nats, format_share, name_scales
 from kvtriage.stats import Line, fit_generations, items_needed, paired_interval, ratio_at, share_interval
 
 __all__ = [
@@ -64,13 +64,15 @@ class _Quality:
     measure: Measure
     what: str
     form: Callable[[float], str]
+    above_bf16: bool = False
+    """Whether the value is what lies above BF16's own, and not a distance."""
 
 
 _QUALITIES = {
     "kl": _Quality(KL, "KL from BF16", format_nats),
-    "nll": _Quality(NLL, "NLL above BF16's", format_nats),
+    "nll": _Quality(NLL, "NLL", format_nats, above_bf16=True),
     "top1": _Quality(TOP1, "most likely token changed", format_share),
-    "needle": _Quality(NEEDLE_NLL, "NLL of the retrieved answer above BF16's", format_nats),
+    "needle": _Quality(NEEDLE_NLL, "NLL of the retrieved answer", format_nats, above_bf16=True),
 }
 
 
@@ -132,8 +134,7 @@ def quality_clauses(trials: Trials, arm: str, buckets: Iterable[int], rule: Rule
         if read.value is None:
             text = f"{quality.what}: nothing was scored"
         else:
-            value = format_interval(read.value, read.low, read.high, quality.form)
-            text = f"{quality.what} {value}, margin {quality.form(margin)}"
+            text = f"{quality.what} {_found(quality, read.value, read.low, read.high)}, margin {quality.form(margin)}"
             text += _noise_words(read.value, trials.noise(quality.measure, bucket))
         if clause == "needle":
             text += "; " + _hits(trials, arm, bucket, rule.confidence)
@@ -163,12 +164,12 @@ def range_clause(trials: Trials, arm: str, reference: str, rule: Rule) -> Reason
     read = contrasts[statuses.index(decisive)]
     read = replace(read, threshold=contrasts[0].threshold, items_needed=_needed_for_range(contrasts))
     if read.value is None or own is None:
-        text = f"drift beyond {reference}: nothing was scored"
+        text = f"drift against {name_scales(trials.arms[reference])}: nothing was scored"
     else:
+        other = f"the {format_nats(own)} of {name_scales(trials.arms[reference])}"
         text = (
-            f"drift beyond {reference} ({format_nats(own)}) is "
-            f"{format_interval(read.value, read.low, read.high, format_nats)}, threshold {format_nats(read.threshold)}"
-            f"{_noise_words(read.value, noise)}"
+            f"drift is {format_against(read.value, read.low, read.high, format_nats, other)}, "
+            f"threshold {format_nats(read.threshold)}{_noise_words(read.value, noise)}"
         )
     return read.reason("range", arm, "all", text)
 
@@ -296,6 +297,12 @@ def _read(paired: Paired, threshold: float, confidence: float) -> _Reading:
         paired.unscored,
         items_needed(interval, threshold),
     )
+
+
+def _found(quality: _Quality, value: float, low: float | None, high: float | None) -> str:
+    if quality.above_bf16:
+        return "is " + format_against(value, low, high, quality.form, "BF16's")
+    return format_interval(value, low, high, quality.form)
 
 
 def _noise_words(value: float, noise: float | None) -> str:

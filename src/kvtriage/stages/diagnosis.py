@@ -12,7 +12,15 @@ from kvtriage.records.study import BACKENDS
 from kvtriage.stages.clauses import MET, UNMET, itl_line, mean_drift
 from kvtriage.stages.findings import Findings, OffRange, heads_off_range
 from kvtriage.stages.ladder import BARS, Rung
-from kvtriage.stages.wording import format_interval, format_nats, join_words, name_layers
+from kvtriage.stages.wording import (
+    format_interval,
+    format_nats,
+    join_words,
+    name_arm,
+    name_clause,
+    name_layers,
+    name_scales,
+)
 from kvtriage.stats import break_even, paired_interval, ratio_at
 from kvtriage.units import format_bytes, format_tokens
 
@@ -26,7 +34,7 @@ def headline(found: Findings) -> str:
     if found.excluded:
         return f"No choice: {_floor(found)}, and more items will not help."
     if not found.outcome.decided:
-        arms = join_words([rung.arm.name for rung in found.outcome.doubts])
+        arms = join_words([_name(found, rung) for rung in found.outcome.doubts])
         return f"Cannot tell yet: the evidence on {arms} is too thin to decide."
     scaling = found.leaning.scaling
     if scaling == "native":
@@ -45,6 +53,10 @@ def headline(found: Findings) -> str:
             return f"FP8 needs {skipped} in BF16{why}."
 
 
+def _name(found: Findings, rung: Rung) -> str:
+    return name_arm(rung.arm, found.plan.layers)
+
+
 def _floor(found: Findings) -> str:
     floor = f"the capacity floor of {found.plan.study.rule.capacity_floor_ratio:.2f} times BF16 excludes"
     if all(rung.status_of("capacity") == UNMET for rung in found.rungs):
@@ -58,7 +70,7 @@ def _why_native(found: Findings) -> str:
     if remedy.scaling == "native":
         return "no way of storing FP8 that can be served holds under this rule"
     bars = [reason.text for reason in remedy.reasons if reason.clause in BARS and reason.status != MET]
-    return f"{remedy.arm.name} keeps the margins, but {join_words(bars)}"
+    return f"{_name(found, remedy)} keeps the margins, but {join_words(bars)}"
 
 
 def sentences(found: Findings, spec: CacheSpec) -> tuple[str, ...]:
@@ -95,7 +107,8 @@ def _what_is_wrong(found: Findings) -> str:
         parts.append(f"Range is wrong in the layers that stay in FP8{_range_of_skip(found)}")
     if not any(parts):
         unmet = _first_unmet(unit)
-        parts.append(f"Uncalibrated FP8 does not keep the margins{f' ({unmet.cell}: {unmet.text})' if unmet else ''}")
+        which = f" ({name_clause(unmet.clause, unmet.cell)}: {unmet.text})" if unmet else ""
+        parts.append(f"Uncalibrated FP8 does not keep the margins{which}")
     return so_far + ". ".join(filter(None, parts)) + "."
 
 
@@ -111,9 +124,12 @@ def _drift_words(found: Findings, nats: float) -> str:
 
 
 def _best(found: Findings) -> str:
-    """'0.0085 nats per token (fp8_per_head)': the least drift of the calibrated arms and the bound's estimate."""
+    """'0.0085 nats per token (per-head scales)': the least drift of the calibrated arms and the bound's estimate."""
     best = found.best_scaled
-    return "" if best is None else f"{format_nats(best.drift)} nats per token ({best.name})"
+    if best is None:
+        return ""
+    arm = found.trials.arms.get(best.name)
+    return f"{format_nats(best.drift)} nats per token ({best.name if arm is None else name_scales(arm)})"
 
 
 def _mantissa(found: Findings, best: str) -> str:
@@ -204,9 +220,10 @@ def _steps(found: Findings) -> Iterator[tuple[str, Rung | None, Rung | None]]:
 def _step(found: Findings, axis: str, start: Rung | None, end: Rung | None) -> str:
     if start is None or end is None:
         return ""
-    before, after = start.arm.name, end.arm.name
-    change = _paired_change(found, before, after)
-    return f"{axis} ({before} → {after}) {change}" if change else ""
+    before, after = name_scales(start.arm), name_scales(end.arm)
+    moved = f"with {before}" if before == after else f"{before} → {after}"
+    change = _paired_change(found, start.arm.name, end.arm.name)
+    return f"{axis} ({moved}) {change}" if change else ""
 
 
 def _paired_change(found: Findings, before: str, after: str) -> str:
@@ -235,14 +252,16 @@ def _backend(found: Findings) -> str:
     if wanted is None or not any(r.arm is wanted.arm and r.status_of("backend") == UNMET for r in found.rungs):
         return ""
     able = join_words([name for name, per_head in BACKENDS.items() if per_head])
-    return f"{wanted.arm.name} would be the choice, but {backend} does not take one scale per KV head; {able} does."
+    return (
+        f"{_name(found, wanted)} would be the choice, but {backend} does not take one scale per KV head; {able} does."
+    )
 
 
 def _what_to_do(found: Findings, spec: CacheSpec) -> str:
     if found.excluded:
         return f"This is certain and not thin evidence: {_floor(found)}."
     if not found.outcome.decided:
-        return _doubt(found.outcome.doubts)
+        return _doubt(found)
     rung, context_len, memory = found.leaning, found.context_len, found.plan.study.memory_bytes
     held = format_tokens(capacity_tokens(spec, rung.policy, context_len, memory))
     native = format_tokens(capacity_tokens(spec, found.native.policy, context_len, memory))
@@ -258,13 +277,13 @@ def _what_to_do(found: Findings, spec: CacheSpec) -> str:
     )
 
 
-def _doubt(doubts: tuple[Rung, ...]) -> str:
+def _doubt(found: Findings) -> str:
     """The cheapest rung in doubt, clause by clause; the others by name."""
-    first, others = doubts[0], [rung.arm.name for rung in doubts[1:]]
-    said = "; ".join(f"{reason.clause} in {reason.cell}, {reason.text}" for reason in first.undecided[:2])
+    first, others = found.outcome.doubts[0], [_name(found, rung) for rung in found.outcome.doubts[1:]]
+    said = "; ".join(f"{name_clause(reason.clause, reason.cell)}: {reason.text}" for reason in first.undecided[:2])
     more = len(first.undecided) - 2
     rest = f", and {more} more clauses" if more > 0 else ""
-    return f"In doubt is {first.arm.name}: {said}{rest}{f'; so are {join_words(others)}' if others else ''}."
+    return f"In doubt is {_name(found, first)}. {said}{rest}{f'; so are {join_words(others)}' if others else ''}."
 
 
 def _needles(found: Findings, rung: Rung) -> str:
@@ -316,7 +335,8 @@ def _what_would_change(found: Findings) -> str:
         unmet = _first_unmet(closest)
         if closest is None or unmet is None:
             return ""
-        return f"The closest to holding is {closest.arm.name}, and it does not: {unmet.cell}, {unmet.text}."
+        where = name_clause(unmet.clause, unmet.cell)
+        return f"The closest to holding is {_name(found, closest)}, and it does not hold for {where}: {unmet.text}."
     nearest = max(
         (r for r in found.leaning.reasons if r.status == MET and r.high and r.threshold and r.clause != "capacity"),
         key=lambda r: (r.high or 0.0) / (r.threshold or 1.0),
@@ -324,5 +344,5 @@ def _what_would_change(found: Findings) -> str:
     )
     if nearest is None:
         return ""
-    where = f"{nearest.clause} in {nearest.cell}"
+    where = name_clause(nearest.clause, nearest.cell)
     return f"Nearest to its threshold is {where}: {nearest.text}; a stricter one reopens the question."

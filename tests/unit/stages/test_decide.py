@@ -161,8 +161,8 @@ def test_thin_evidence_cannot_tell_and_says_how_much_would() -> None:
     assert all(r.items_needed is not None and r.items_needed > r.items for r in undecided)
     assert verdict.items_needed == max(r.items_needed or 0 for r in undecided)
     assert f"items_per_bucket = {verdict.items_needed} (now 8)" in verdict.next_step
-    assert "Until then fp8_per_tensor is the safe choice" in verdict.next_step
-    assert "fp8_unit" in verdict.headline
+    assert "Until then FP8 with per-tensor scales is the safe choice" in verdict.next_step
+    assert "FP8 with scale 1" in verdict.headline
 
 
 def test_as_many_items_as_were_asked_for_do_settle_it() -> None:
@@ -226,7 +226,7 @@ def test_range_in_doubt_does_not_block_but_is_said() -> None:
     verdict = replace(drifting(fp8_unit=0.0141), spread=0.6).decide()
     assert reason(verdict, "range", "fp8_unit").status == "cannot_tell"
     assert (verdict.status, verdict.choice) == ("decided", UNIT)
-    assert "Whether better scales would win something back from fp8_unit is open" in said(verdict)
+    assert "Whether better scales would win something back from FP8 with scale 1 is open" in said(verdict)
 
 
 # --- the clauses --------------------------------------------------------------------------
@@ -261,10 +261,10 @@ def test_range_is_read_against_the_best_of_bound_and_calibrated_arms() -> None:
     assert reason(healthy, "range", "fp8_unit").threshold == pytest.approx(0.005)
     wrong = reason(faulty, "range", "fp8_unit")
     assert wrong.status == "unmet"
-    assert "beyond fp8_per_head" in wrong.text
+    assert "of per-head scales, threshold" in wrong.text
     assert wrong.value == pytest.approx(0.0201, abs=0.001)
     offset = reason(OFFSET.decide(), "range", "fp8_per_tensor")
-    assert "beyond bound" in offset.text
+    assert "of the scale-free bound, threshold" in offset.text
     assert offset.status == "unmet"
     assert offset.threshold == pytest.approx(0.5 * 0.0775, rel=0.05)
 
@@ -280,7 +280,7 @@ def test_an_inflated_bound_does_not_hide_range(inflated: float) -> None:
 
 def test_an_arm_is_not_its_own_reference_under_another_name() -> None:
     case = replace(without(UNDERFLOW, "fp8_per_head"), same_as={"fp8_per_head": "fp8_per_tensor"})
-    assert "beyond bound" in reason(case.decide(), "range", "fp8_per_tensor").text
+    assert "of the scale-free bound, threshold" in reason(case.decide(), "range", "fp8_per_tensor").text
 
 
 def test_the_reference_has_an_error_of_its_own() -> None:
@@ -326,10 +326,10 @@ def test_gemma_as_measured_needs_nothing() -> None:
 def test_a_skip_arm_is_read_against_the_same_skip_with_other_scales() -> None:
     verdict = OFFSET_AND_UNDERFLOW.decide()
     wrong = reason(verdict, "range", "fp8_unit_skip")
-    assert "beyond fp8_per_head_skip" in wrong.text
+    assert "of per-head scales, threshold" in wrong.text
     assert wrong.status == "unmet"
     right = reason(verdict, "range", "fp8_per_head_skip")
-    assert "beyond fp8_unit_skip" in right.text
+    assert "of scale 1, threshold" in right.text
     assert right.status == "met"
 
 
@@ -359,7 +359,7 @@ def test_what_was_not_scored_is_counted_and_not_averaged() -> None:
     before, after = (reason(v, "kl", "fp8_unit", "bucket 256") for v in (whole, holed))
     assert (before.items, after.items) == (8, 6)
     assert "2 of 8 items could not be scored" in after.text
-    assert "4 items could not be scored under fp8_unit" in said(holed)
+    assert "4 items could not be scored under FP8 with scale 1 or BF16" in said(holed)
     assert after.value == pytest.approx(0.0098, rel=0.1)
 
 
@@ -446,7 +446,9 @@ def test_latency_with_weight_can_forbid() -> None:
     assert clause.threshold == pytest.approx(0.1)
     assert clause.value == pytest.approx(0.655, abs=0.01)
     assert (verdict.arm, verdict.repair) == ("bf16", "none")
-    assert verdict.headline.startswith("Stay with BF16: fp8_unit keeps the margins, but a decoded token at 2,048")
+    assert verdict.headline.startswith(
+        "Stay with BF16: FP8 with scale 1 keeps the margins, but a decoded token at 2,048"
+    )
     assert replace(case, rule=Rule(latency_weight=1.0)).decide().choice == UNIT
 
 
@@ -473,8 +475,9 @@ def test_a_backend_without_per_head_scales_changes_the_advice() -> None:
     verdict = replace(SPREAD_HEADS, backend="triton_attn").decide()
     assert (verdict.status, verdict.repair, verdict.arm) == ("decided", "skip", "fp8_unit_skip")
     assert reason(verdict, "backend", "fp8_per_head").status == "unmet"
-    assert "fp8_per_head would be the choice, but triton_attn does not take one scale per KV head; flash_attn" in said(
-        verdict
+    assert (
+        "FP8 with per-head scales would be the choice, but triton_attn does not take one scale per KV head; flash_attn"
+        in said(verdict)
     )
     assert "no scale wins back" not in verdict.headline
 
@@ -483,13 +486,16 @@ def test_a_backend_without_per_head_scales_and_no_way_round() -> None:
     case = without(SPREAD_HEADS, "fp8_unit_skip", "fp8_per_head_skip")
     verdict = replace(case, backend="triton_attn").decide()
     assert (verdict.arm, verdict.repair) == ("bf16", "scales")
-    assert "fp8_per_head keeps the margins, but triton_attn does not take one scale per KV head" in verdict.headline
+    assert (
+        "FP8 with per-head scales keeps the margins, but triton_attn does not take one scale per KV head"
+        in verdict.headline
+    )
 
 
 def test_without_per_head_scales_both_faults_ask_for_both_repairs() -> None:
     case = replace(without(OFFSET_AND_UNDERFLOW, "fp8_per_head", "fp8_per_head_skip"), backend="triton_attn")
     verdict = replace(case, kl={**case.kl, "fp8_per_tensor_skip": 0.0084}).decide()
-    assert "beyond fp8_per_tensor_skip" in reason(verdict, "range", "fp8_unit_skip").text
+    assert "of per-tensor scales, threshold" in reason(verdict, "range", "fp8_unit_skip").text
     assert (verdict.repair, verdict.arm) == ("both", "fp8_per_tensor_skip")
     undecided = replace(case, items=1, kl={**case.kl, "fp8_per_tensor_skip": 0.0084}).decide()
     assert (undecided.status, undecided.repair) == ("cannot_tell", "both")

@@ -11,7 +11,15 @@ from kvtriage.records.case import Verdict
 from kvtriage.records.study import Rule
 from kvtriage.stages.decide import decide
 from kvtriage.stages.findings import heads_off_range
-from kvtriage.stages.wording import format_interval, format_nats, format_share, join_words, name_layers
+from kvtriage.stages.wording import (
+    format_against,
+    format_interval,
+    format_nats,
+    format_share,
+    join_words,
+    name_clause,
+    name_layers,
+)
 from tests.unit.stages.verdict_cases import (
     HOPELESS,
     LAYERS,
@@ -42,7 +50,9 @@ def test_range_is_not_blamed_when_it_is_not_shown() -> None:
     verdict = replace(Case(), top1={"fp8_unit": 0.2}).decide()
     assert verdict.arm == "fp8_per_tensor"
     assert "range" not in verdict.headline
-    assert "Uncalibrated FP8 does not keep the margins (bucket 256: most likely token changed 20.0 %" in said(verdict)
+    assert "Uncalibrated FP8 does not keep the margins (top-1 at 256 tokens: most likely token changed 20.0 %" in said(
+        verdict
+    )
 
 
 def test_range_and_mantissa_are_told_apart() -> None:
@@ -75,8 +85,8 @@ def test_heads_that_share_a_scale_are_read_against_it() -> None:
 
 def test_one_axis_at_a_time() -> None:
     text = said(UNDERFLOW.decide())
-    assert "calibration (fp8_unit → fp8_per_tensor) -0.0195 (" in text
-    assert "granularity (fp8_per_tensor → fp8_per_head)" in text
+    assert "calibration (scale 1 → per-tensor scales) -0.0195 (" in text
+    assert "granularity (per-tensor scales → per-head scales)" in text
     assert "both moved" not in text
 
 
@@ -88,7 +98,7 @@ def test_without_the_per_tensor_arm_both_axes_moved() -> None:
 
 def test_what_is_inside_the_noise_is_not_called_different() -> None:
     kl = {**Case().kl, "bf16_repeat": 0.002}
-    assert "granularity (fp8_per_tensor → fp8_per_head) no difference" in said(replace(Case(), kl=kl).decide())
+    assert "granularity (per-tensor scales → per-head scales) no difference" in said(replace(Case(), kl=kl).decide())
     quiet = replace(Case(), kl={**kl, "bf16_repeat": 0.0120}).decide()
     assert "drifts 0.0098 nats per token, inside the noise of BF16 repeated" in said(quiet)
 
@@ -137,7 +147,7 @@ def test_a_suspicion_is_not_a_proof() -> None:
 def test_native_says_what_came_closest() -> None:
     text = said(HOPELESS.decide())
     assert "keeping layer 3 in BF16 is not enough" in text
-    assert "The closest to holding is fp8_per_head_skip" in text
+    assert "The closest to holding is FP8 with per-head scales and layer 3 in BF16" in text
 
 
 def test_a_baseline_that_makes_no_sense_is_said() -> None:
@@ -163,6 +173,26 @@ def test_break_even_is_told_with_its_interval() -> None:
     text = said(replace(Case(), itl=itl, rule=Rule(latency_weight=1.0)).decide())
     assert "times BF16's: faster beyond 1,0" in text or "times BF16's: faster beyond 99" in text
     assert "no weight" not in text
+
+
+@pytest.mark.parametrize("case", [Case(), UNDERFLOW, SPREAD_HEADS, OFFSET, OFFSET_AND_UNDERFLOW, HOPELESS])
+def test_arms_and_cells_go_by_words(case: Case) -> None:
+    for verdict in (case.decide(), replace(case, items=1).decide(), replace(case, backend="triton_attn").decide()):
+        text = " ".join((said(verdict), *(reason.text for reason in verdict.reasons)))
+        assert "fp8_" not in text
+        assert "bucket " not in text
+
+
+def test_what_lies_below_is_said_to_lie_below() -> None:
+    assert format_against(0.0105, 0.008, 0.013, format_nats, "BF16's") == "0.0105 (0.0080 to 0.0130) above BF16's"
+    assert format_against(-0.0046, -0.009, 0.001, format_nats, "BF16's") == "0.0046 (-0.0010 to 0.0090) below BF16's"
+    assert format_against(-0.0046, None, None, format_nats, "BF16's") == "0.0046 (no interval) below BF16's"
+    assert any(r.text.startswith("NLL is 0.") and " BF16's, margin" in r.text for r in Case().decide().reasons)
+
+
+def test_clauses_in_words() -> None:
+    cells = (("nll", "bucket 1024"), ("latency", "context 2048"), ("range", "all"))
+    assert [name_clause(*cell) for cell in cells] == ["NLL at 1,024 tokens", "latency at 2,048 tokens", "range"]
 
 
 def test_numbers_in_words() -> None:
