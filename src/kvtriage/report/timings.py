@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from kvtriage.records.case import ArmRecord, TimingTrial
 from kvtriage.report.view import CaseView
 from kvtriage.stats import BreakEven, Line, Parabola, break_even, fit_generations, fit_ttft
+from kvtriage.units import format_tokens
 
-__all__ = ["ArmTimings", "break_even_vs_baseline", "curve_lengths", "latency_of"]
+__all__ = ["ArmTimings", "break_even_vs_baseline", "crossing_words", "curve_lengths", "latency_of"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,15 @@ def break_even_vs_baseline(view: CaseView, timings: tuple[ArmTimings, ...], arm:
     if baseline is None or arm.itl is None or arm.arm.role == "baseline":
         return None
     return break_even(baseline, arm.itl, view.plan.study.rule.confidence, view.plan.max_model_len)
+
+
+def crossing_words(found: BreakEven, timings: tuple[ArmTimings, ...]) -> str:
+    """The break-even in words; what holds at every length is claimed of the measured ones alone."""
+    if found.kind not in ("always", "never"):
+        return found.in_words()
+    lengths = [trial.context_len for entry in timings for trial in entry.trials]
+    span = f"{format_tokens(min(lengths))} to {format_tokens(max(lengths))} tokens"
+    return f"{'faster' if found.kind == 'always' else 'slower'} at every measured length, {span}"
 
 
 def curve_lengths(timings: tuple[ArmTimings, ...], steps: int = 32) -> tuple[float, ...]:

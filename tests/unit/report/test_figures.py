@@ -152,6 +152,37 @@ def test_itl_reports_the_crossing_of_the_lines() -> None:
     assert row[6].startswith("faster beyond 7")
 
 
+def timed(case: Case, baseline: tuple[float, float, float], other: tuple[float, float, float]) -> Case:
+    """The case with lines (slope, intercept, noise) in place of its step times: BF16's, and every other arm's."""
+
+    def again(trial: TimingTrial) -> TimingTrial:
+        slope, intercept, noise = baseline if trial.arm == "bf16" else other
+        step = slope * trial.context_len + intercept + noise * (-1) ** trial.repeat
+        return msgspec.structs.replace(trial, token_s=(step,) * len(trial.token_s))
+
+    return replace(case, trials=tuple(again(t) if isinstance(t, TimingTrial) else t for t in case.trials))
+
+
+@pytest.mark.parametrize(("intercept", "word"), [(0.005, "faster"), (0.05, "slower")])
+def test_itl_claims_no_more_than_the_lengths_that_were_timed(intercept: float, word: str) -> None:
+    case = timed(smollm_like(), (1e-6, 0.020, 1e-6), (1e-6, intercept, 1e-6))
+    contexts = case.plan.study.latency_contexts
+    span = f"{format_tokens(min(contexts))} to {format_tokens(max(contexts))} tokens"
+    figure = drawn("itl", case)
+    said = f"{word} at every measured length, {span}"
+    assert figure.answer == f"On this machine FP8 per-head decodes {said}."
+    assert said in {row[6] for row in figure.table.rows}
+
+
+def test_a_slope_is_not_compared_with_one_that_may_be_zero() -> None:
+    sloped, flat = (
+        {row[5] for row in drawn("itl", timed(smollm_like(), line, (2e-6, 0.02, 1e-7))).table.rows if row[0] != "BF16"}
+        for line in ((1e-6, 0.020, 1e-7), (1e-11, 0.020, 1e-3))
+    )
+    assert sloped == {"200.0 %"}
+    assert flat == {"not known"}
+
+
 def test_itl_needs_two_lengths_and_ttft_three() -> None:
     case = smollm_like()
     few = tuple(t for t in case.trials if not isinstance(t, TimingTrial) or t.context_len == 512)

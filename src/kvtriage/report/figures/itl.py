@@ -8,10 +8,10 @@ from kvtriage.records.case import TimingTrial
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.lines import Guide, Series, draw_against_length
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
-from kvtriage.report.numbers import axis_tokens, percent, rounded
-from kvtriage.report.timings import ArmTimings, break_even_vs_baseline, curve_lengths, latency_of
+from kvtriage.report.numbers import percent, rounded
+from kvtriage.report.timings import ArmTimings, break_even_vs_baseline, crossing_words, curve_lengths, latency_of
 from kvtriage.report.view import CaseView
-from kvtriage.stats import Line
+from kvtriage.stats import Line, t_quantile
 from kvtriage.units import format_tokens
 
 __all__ = ["draw_itl"]
@@ -98,14 +98,18 @@ def _row(view: CaseView, timings: tuple[ArmTimings, ...], entry: ArmTimings) -> 
         rounded(line.slope_se * 1e9),
         rounded(line.intercept * 1e3),
         rounded(line.intercept_se * 1e3),
-        _slope_share(line, baseline) if entry.arm.role != "baseline" else "",
-        "" if crossing is None else crossing.in_words(),
+        _slope_share(line, baseline, view.plan.study.rule.confidence) if entry.arm.role != "baseline" else "",
+        "" if crossing is None else crossing_words(crossing, timings),
         str(len(entry.trials)),
     )
 
 
-def _slope_share(line: Line, baseline: Line | None) -> str:
-    return "" if baseline is None or baseline.slope <= 0 else percent(line.slope / baseline.slope)
+def _slope_share(line: Line, baseline: Line | None, confidence: float) -> str:
+    """A ratio to a slope that may as well be 0 says nothing."""
+    if baseline is None:
+        return ""
+    sure = baseline.dof > 0 and baseline.slope > t_quantile(baseline.dof, confidence) * baseline.slope_se
+    return percent(line.slope / baseline.slope) if sure else "not known"
 
 
 def _answer(view: CaseView, timings: tuple[ArmTimings, ...]) -> str:
@@ -115,15 +119,10 @@ def _answer(view: CaseView, timings: tuple[ArmTimings, ...]) -> str:
         return "Only BF16 was timed."
     short = style_of(entry.arm).short
     found = break_even_vs_baseline(view, timings, entry)
-    limit = axis_tokens(view.plan.max_model_len)
     if found is None:
         return f"{short} was not timed at enough lengths for a line."
     match found.kind:
-        case "always":
-            return f"On this machine {short} decodes faster than BF16 at every length up to {limit}."
-        case "never":
-            return f"On this machine {short} decodes more slowly than BF16 at every length up to {limit}."
-        case "at":
-            return f"On this machine {short} decodes {found.in_words()}."
+        case "always" | "never" | "at":
+            return f"On this machine {short} decodes {crossing_words(found, timings)}."
         case _:
             return f"Can't tell: the lines of {short} and BF16 lie too close for their errors on this machine."
