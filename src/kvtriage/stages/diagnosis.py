@@ -21,7 +21,7 @@ from kvtriage.stages.wording import (
     name_layers,
     name_scales,
 )
-from kvtriage.stats import break_even, paired_interval, ratio_at
+from kvtriage.stats import BreakEven, break_even, paired_interval, ratio_at
 from kvtriage.units import format_bytes, format_tokens
 
 __all__ = ["headline", "sentences"]
@@ -273,7 +273,7 @@ def _what_to_do(found: Findings, spec: CacheSpec) -> str:
     return (
         f"Store FP8 with {_SCALES[rung.scaling]}{keep}: the cache holds {rung.price.ratio_vs_bf16:.2f} times BF16's "
         f"tokens at {context_len:,} tokens a sequence ({held} against {native} in {format_bytes(memory)}){drift}"
-        f"{_needles(found, rung)}."
+        f"{_needles(found, rung)}.{_optional(found, rung)}"
     )
 
 
@@ -284,6 +284,29 @@ def _doubt(found: Findings) -> str:
     more = len(first.undecided) - 2
     rest = f", and {more} more clauses" if more > 0 else ""
     return f"In doubt is {_name(found, first)}. {said}{rest}{f'; so are {join_words(others)}' if others else ''}."
+
+
+def _optional(found: Findings, rung: Rung) -> str:
+    """What calibration would win where the rule does without it; '' when that cannot be told from nothing."""
+    if rung.scaling != "unit" or rung.drift is None or rung.status_of("range") != MET:
+        return ""
+    others = [found.rung(scaling, rung.arm.skip_layers) for scaling in ("per_tensor", "per_head")]
+    calibrated = [r for r in others if r is not None and r.drift is not None and r.status_of("backend") != UNMET]
+    best = min(calibrated, key=lambda r: r.drift or 0.0, default=None)
+    if best is None or found.trials.runner(best.arm.name) == found.trials.runner(rung.arm.name):
+        return ""
+    values = found.trials.paired(KL.metric, rung.arm.name, best.arm.name, KL.keeps(None)).values
+    if not values:
+        return ""
+    won = paired_interval(values, found.plan.study.rule.confidence)
+    if won.holds_zero or won.mean <= (found.trials.noise(KL) or 0.0):
+        return ""
+    share = f", {100 * won.mean / rung.drift:.0f} %" if rung.drift > 0 else ""
+    return (
+        f" Calibrated {name_scales(best.arm)} would lower drift by {format_nats(won.mean)} "
+        f"({format_nats(won.low)} to {format_nats(won.high)}){share}, at no cost in cache bytes: less than the rule's "
+        "range threshold, so they are optional."
+    )
 
 
 def _needles(found: Findings, rung: Rung) -> str:
@@ -308,7 +331,16 @@ def _latency(found: Findings) -> str:
     times = format_interval(ratio.value, ratio.low, ratio.high, lambda value: f"{value:.2f}")
     weight = "" if rule.latency_weight else "; this rule gives latency no weight"
     where = f"a decoded token at {context_len:,} tokens"
-    return f"Measured here, {where} takes {times} times BF16's: {met.in_words()}{weight}."
+    return f"Measured here, {where} takes {times} times BF16's: {_crossing(found, met)}{weight}."
+
+
+def _crossing(found: Findings, met: BreakEven) -> str:
+    """What holds at every length is claimed of the measured ones alone."""
+    if met.kind not in ("always", "never"):
+        return met.in_words()
+    lengths = [trial.context_len for trial in found.trials.generations_of(BASELINE)]
+    span = f"{format_tokens(min(lengths))} to {format_tokens(max(lengths))} tokens"
+    return f"{'faster' if met.kind == 'always' else 'slower'} at every measured length, {span}"
 
 
 # --- how sure ---------------------------------------------------------------------------

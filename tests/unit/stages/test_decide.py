@@ -433,7 +433,7 @@ def test_latency_without_weight_is_only_told() -> None:
     verdict = replace(Case(), itl={"fp8_unit": (1e-5, 0.030)}).decide()
     assert verdict.choice == UNIT
     assert not [r for r in verdict.reasons if r.clause == "latency"]
-    assert "slower at every length; this rule gives latency no weight" in said(verdict)
+    assert "slower at every measured length, 128 to 2,048 tokens; this rule gives latency no weight" in said(verdict)
 
 
 def test_latency_with_weight_can_forbid() -> None:

@@ -195,6 +195,19 @@ def test_clauses_in_words() -> None:
     assert [name_clause(*cell) for cell in cells] == ["NLL at 1,024 tokens", "latency at 2,048 tokens", "range"]
 
 
+def test_scales_that_would_help_a_little_are_called_optional() -> None:
+    kl = {**Case().kl, "fp8_per_tensor": 0.0078, "bound": 0.0085}
+    verdict = replace(Case(), kl=kl).decide()
+    assert verdict.arm == "fp8_unit"
+    (told,) = [line for line in verdict.sentences if "optional" in line]
+    assert "Calibrated per-tensor scales would lower drift by 0.0021 (0.0016 to 0.0026), 21 %, " in told
+    assert "at no cost in cache bytes: less than the rule's range threshold" in told
+    noisy = replace(Case(), kl={**kl, "bf16_repeat": 0.0022}).decide()
+    assert noisy.arm == "fp8_unit"
+    assert "optional" not in said(noisy)
+    assert "optional" not in said(UNDERFLOW.decide())
+
+
 def test_numbers_in_words() -> None:
     assert [format_nats(x) for x in (0.02862, 3e-7, 0.0)] == ["0.0286", "3.0e-07", "0.0000"]
     assert format_share(0.0573) == "5.7 %"
