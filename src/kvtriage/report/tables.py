@@ -16,7 +16,7 @@ from kvtriage.report.charts.svg import canvas, group, marker
 from kvtriage.report.figures.base import Table
 from kvtriage.report.numbers import as_set, exact, percent, rounded, signed, times
 from kvtriage.report.view import CaseView
-from kvtriage.units import format_bytes, format_tokens
+from kvtriage.units import GIB, KIB, MIB, format_bytes, format_tokens
 
 __all__ = [
     "ArmRow",
@@ -101,13 +101,24 @@ def _arm_row(view: CaseView, arm: ArmRecord) -> ArmRow:
         short=style.short,
         mark=canvas(18, 18, style.short, [group(style.css, marker(style.shape, 9, 9, 5.5))]),
         chosen=arm.name == view.verdict.arm,
-        words="; ".join(part for part in (arm.label, _skipped(arm), _note(arm)) if part),
+        words="; ".join(part for part in (arm.label, _skipped(arm), _note(view, arm)) if part and part != style.short),
         prices=tuple(
-            (format_bytes(sheet.policy_bytes), f"{sheet.policy_bytes:,} B", times(sheet.ratio_vs_bf16))
-            for sheet in sheets
+            (_price(sheet.policy_bytes), f"{sheet.policy_bytes:,} B", times(sheet.ratio_vs_bf16)) for sheet in sheets
         ),
         scale_bytes=f"{sheets[0].scale_bytes:,} B" if sheets and sheets[0].scale_bytes else "",
     )
+
+
+def _price(count: int) -> str:
+    """As `format_bytes`, but with a second decimal where one is not exact, halves rounded up.
+
+    Half of 4.5 MiB then reads 2.25 MiB, and the ratio beside it can be seen to be right.
+    """
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if count >= unit:
+            hundredths = (count * 100 + unit // 2) // unit
+            return f"{hundredths / 100:,.{1 if count * 10 % unit == 0 else 2}f} {name}"
+    return format_bytes(count)
 
 
 def _skipped(arm: ArmRecord) -> str:
@@ -116,9 +127,12 @@ def _skipped(arm: ArmRecord) -> str:
     return f"layer{'s' if len(arm.skip_layers) > 1 else ''} {layer_ranges(arm.skip_layers)} in BF16"
 
 
-def _note(arm: ArmRecord) -> str:
+def _note(view: CaseView, arm: ArmRecord) -> str:
     if arm.same_as is not None:
-        return f"equal to {arm.same_as} to the bit; not run again"
+        original = next(
+            (style_of(other).short for other in view.evidence.arms if other.name == arm.same_as), arm.same_as
+        )
+        return f"equal to {original} to the bit; not run again"
     match arm.role:
         case "bound":
             return "a probe: 3-bit mantissa, unlimited exponent"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import msgspec
@@ -16,7 +17,7 @@ from kvtriage.report.charts.svg import to_markup
 from kvtriage.report.figures import FIGURES
 from kvtriage.report.figures.base import Absent, Figure
 from kvtriage.report.quality import METRICS, drift_of
-from kvtriage.report.tables import held_bytes, reason_groups
+from kvtriage.report.tables import arm_rows, held_bytes, reason_groups
 from kvtriage.report.view import CaseView
 from kvtriage.stages.clauses import quality_clauses
 from kvtriage.units import format_tokens
@@ -124,6 +125,31 @@ def test_repairable_is_what_calibrated_scales_won_back_where_they_beat_the_bound
     answer = drawn("repairable", better).answer
     assert answer.startswith("At most 40.0 % of it: all 18 layers at unit scale cost KL 0.02")
     assert ", FP8 per-head 0.012" in answer
+
+
+def test_prices_are_written_so_that_their_ratios_can_be_checked() -> None:
+    case = gemma_like()
+    for arm in arm_rows(view_of(case)):
+        for amount, exactly, _ in arm.prices:
+            number, unit = amount.split()
+            size = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}[unit]
+            count = int(exactly.removesuffix(" B").replace(",", ""))
+            assert float(number.replace(",", "")) == math.floor(count / size * 100 + 0.5) / 100
+    amounts = {arm.short: [amount for amount, _, _ in arm.prices] for arm in arm_rows(view_of(case))}
+    assert amounts["BF16"][0] == "4.5 MiB"
+    assert amounts["FP8 unit scale"][0] == "2.25 MiB"
+    assert amounts["FP8 per-head + skip"][0] == "4.13 MiB"
+
+
+def test_an_arm_equal_to_another_names_it_as_the_figures_do() -> None:
+    case = gemma_like()
+    arms = tuple(
+        msgspec.structs.replace(arm, same_as="fp8_per_tensor") if arm.name == "fp8_per_head" else arm
+        for arm in case.evidence.arms
+    )
+    twin = replace(case, evidence=msgspec.structs.replace(case.evidence, arms=arms))
+    words = {arm.short: arm.words for arm in arm_rows(view_of(twin))}
+    assert words["FP8 per-head"].endswith("equal to FP8 per-tensor to the bit; not run again")
 
 
 def test_held_out_says_what_saturates() -> None:
