@@ -147,11 +147,12 @@ def held_bytes(view: CaseView) -> tuple[str, Table] | None:
     trials = view.capacities
     if not trials:
         return None
+    shorts = {arm.name: style_of(arm).short for arm in view.evidence.arms}
     equal = sum(1 for trial in trials if trial.held_bytes == trial.worksheet_bytes)
     said = f"The bytes that the engine really held equal the worksheet in {equal} of {len(trials)} caches weighed."
     rows = [
         (
-            trial.arm,
+            shorts.get(trial.arm, trial.arm),
             format_tokens(trial.context_len),
             str(trial.batch),
             f"{trial.held_bytes:,}",

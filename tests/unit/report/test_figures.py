@@ -302,6 +302,7 @@ def test_bytes_held_are_compared_with_the_worksheet() -> None:
     held = held_bytes(view_of(case))
     assert held is not None
     assert "in 6 of 6 caches weighed" in held[0]
+    assert {row[0] for row in held[1].rows} <= {style_of(arm).short for arm in case.evidence.arms}
 
 
 def test_reasons_show_what_is_unbounded_or_without_a_value() -> None:

@@ -79,6 +79,17 @@ def walk(page: str) -> Walk:
     return found
 
 
+def test_the_price_table_keeps_its_descriptions_out_of_the_columns() -> None:
+    case = gemma_like()
+    page, width = render(case), 3 + 2 * len(case.plan.study.buckets)
+    (table,) = re.findall(r'<table class="arms">.*?</table>', page, re.DOTALL)
+    priced = re.findall(r'<tr class="priced.*?</tr>', table, re.DOTALL)
+    about = re.findall(r'<tr class="about.*?</tr>', table, re.DOTALL)
+    assert len(priced) == len(about) == len(case.evidence.arms)
+    assert {len(re.findall(r"<t[dh][ >]", row)) for row in priced} == {width}
+    assert {1 + int(span) for row in about for span in re.findall(r'colspan="(\d+)"', row)} == {width}
+
+
 @pytest.mark.parametrize("make", CASES)
 def test_every_tag_closes_and_every_id_is_unique(make: Callable[[], Case]) -> None:
     found = walk(render(make()))
