@@ -181,7 +181,7 @@ def _reason_row(reason: Reason) -> ReasonRow:
     needed = f" of {reason.items_needed:,} needed" if reason.items_needed is not None else ""
     return ReasonRow(
         clause=_CLAUSES.get(reason.clause, reason.clause),
-        cell=reason.cell,
+        cell=_cell(reason.cell),
         value=_quantity(reason.clause, reason.value),
         interval=_interval(reason),
         threshold=_threshold(reason),
@@ -190,6 +190,12 @@ def _reason_row(reason: Reason) -> ReasonRow:
         items=f"{reason.items:,}{needed}" if reason.items else "",
         text=reason.text,
     )
+
+
+def _cell(cell: str) -> str:
+    """'bucket 1024' and 'context 1024' → '1,024 tokens'."""
+    tokens = cell.rpartition(" ")[2]
+    return f"{format_tokens(int(tokens))} tokens" if tokens.isdecimal() else cell
 
 
 def _interval(reason: Reason) -> str:

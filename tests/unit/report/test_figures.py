@@ -127,6 +127,13 @@ def test_repairable_is_what_calibrated_scales_won_back_where_they_beat_the_bound
     assert ", FP8 per-head 0.012" in answer
 
 
+def test_cells_of_the_reasons_are_lengths() -> None:
+    case = gemma_like()
+    cells = {row.cell for entry in reason_groups(view_of(case)) for row in entry.rows}
+    assert {f"{format_tokens(bucket)} tokens" for bucket in case.plan.study.buckets} <= cells
+    assert not any(cell.startswith(("bucket", "context")) for cell in cells)
+
+
 def test_prices_are_written_so_that_their_ratios_can_be_checked() -> None:
     case = gemma_like()
     for arm in arm_rows(view_of(case)):
