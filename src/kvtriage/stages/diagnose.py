@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 
 from kvtriage import __version__
 from kvtriage.engines.base import Arm, Engine, ScoreRequest
@@ -60,7 +61,7 @@ def diagnose(
     reachable = {f"fp8:{Scaling.UNIT}", f"fp8:{finest}"} | ({"mantissa"} if per_head else set())
     irreparable = {
         layer.layer_idx: min(
-            _mean(row.kl) for row in layer_rows if row.layers == (layer.layer_idx,) and row.format in reachable
+            fmean(row.kl) for row in layer_rows if row.layers == (layer.layer_idx,) and row.format in reachable
         )
         for layer in spec.layers
     }
@@ -189,7 +190,3 @@ def _stand_in(damage: Mapping[int, float], spec: CacheSpec, total: float) -> Sus
 def _listed(layers: Sequence[int]) -> str:
     names = ", ".join(map(str, sorted(layers)))
     return f"layer {names}" if len(layers) == 1 else f"layers {names}"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
