@@ -13,7 +13,6 @@ from kvtriage.cli.job import Subject
 from kvtriage.cli.terminal import say
 from kvtriage.engines.base import Arm, Engine, EngineInfo
 from kvtriage.kvcache.policy import CachePolicy
-from kvtriage.kvcache.spec import LayerKind
 from kvtriage.records.case import ScaleRecord, Sensitivities
 from kvtriage.records.study import supports_per_head
 from kvtriage.stages.ablate import ArmCost, cost_arm, design_arms
@@ -115,7 +114,7 @@ def _arms_at_most(subject: Subject, info: EngineInfo) -> Iterator[_Row]:
         ("bound", "Scale-free bound", "bound", 1),
     ]
     if subject.spec.is_hybrid:
-        sorts.append(("fp8_only", "FP8 in one attention type only", "contrast", len(LayerKind)))
+        sorts.append(("fp8_only", "FP8 in one attention type only", "contrast", len(subject.spec.kinds)))
     for name, label, role, count in sorts:
         one = cost_arm(subject.plan, subject.items, role)
         many = f" ({count} arms)" if count > 1 else ""

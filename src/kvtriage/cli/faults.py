@@ -12,6 +12,7 @@ from kvtriage.checkpoints.model_folder import load_model_folder
 from kvtriage.cli.sources import resolve_model
 from kvtriage.cli.terminal import open_progress, say
 from kvtriage.kvcache.readers import read_cache_spec
+from kvtriage.stages.plan import check_studied
 
 __all__ = ["faults_group", "list_command", "plant_command"]
 
@@ -46,6 +47,7 @@ def plant_command(
         folder = resolve_model(model, report)
     source = load_model_folder(folder, trust_remote_code=False)
     spec = read_cache_spec(source.config)
+    check_studied(spec)
     planted = plant(source, spec, fault, layer=layer, head=head, strength=strength, out=out)
     say(_render_planted(planted))
     click.echo(out)

@@ -44,7 +44,7 @@ from kvtriage.stages.ablate import ablate
 from kvtriage.stages.calibrate import calibrate
 from kvtriage.stages.decide import decide
 from kvtriage.stages.diagnose import diagnose
-from kvtriage.stages.plan import make_plan
+from kvtriage.stages.plan import check_studied, make_plan
 from kvtriage.tasks import TASKS
 from kvtriage.tasks.base import TaskItem
 from kvtriage.tasks.corpus import read_documents
@@ -127,6 +127,7 @@ def read_subject(
     """Everything that can be refused before any long work. Raises BadInput."""
     model = load_model_folder(folder, trust_remote_code=machine.trust_remote_code)
     spec = read_cache_spec(model.config)
+    check_studied(spec)
     if model.already_fp8 is None:
         check_base(model, spec.num_layers)
     check_context(study, spec.max_model_len)

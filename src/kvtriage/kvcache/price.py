@@ -29,6 +29,10 @@ It is 2 with nothing skipped and 1 with everything skipped. Skip half of the lay
 the same, and S = A/2 gives 4/3. Skip gpt-oss's sliding half, and S = 1,536 gives 1.99225: the
 skip costs C·S = 1,024·1,536 bytes, 1.5 MiB.
 
+**What no policy reaches.** A recurrent state, the keys of a sparse layer's index, a compressed second
+memory: bytes that a layer holds beside K and V, and that stay as they are. They are in all three sums
+alike, so a model with many of them gains less than 2, and a state the less the shorter the context.
+
 **Scales.** Static scales are float32, four bytes each. A layer with H query heads and Hkv KV heads
 holds one for every head of Q, K and V, or three scalars when they are per tensor. Unit scaling
 saves nothing here: the engine holds its three scalars too, they are merely all 1.
@@ -64,7 +68,10 @@ SCALARS_PER_LAYER = 3
 
 @dataclass(frozen=True)
 class LayerPrice:
-    """One layer under one policy, all sequences of the batch together. Bytes are exact."""
+    """One layer under one policy, all sequences of the batch together. Bytes are exact.
+
+    `side_bytes`, which no policy changes, are in each of the three sums.
+    """
 
     layer_idx: int
     retained_positions: int
@@ -72,14 +79,16 @@ class LayerPrice:
     bf16_bytes: int
     fp8_bytes: int
     policy_bytes: int
+    side_bytes: int
 
 
 @dataclass(frozen=True)
 class Worksheet:
     """The whole cache under one policy. Integers are exact; the ratio is BF16 over the policy.
 
-    `fp8_bytes` is every layer in FP8, whatever the policy. `scale_bytes` are those of all L layers
-    under the policy's scaling, 0 when nothing is in FP8.
+    `fp8_bytes` is every layer in FP8, whatever the policy. `side_bytes`, which no policy changes, are in
+    all three. `scale_bytes` are those of every layer with K and V under the policy's scaling, 0 when
+    nothing is in FP8.
     """
 
     retained_positions: int
@@ -87,6 +96,7 @@ class Worksheet:
     bf16_bytes: int
     fp8_bytes: int
     policy_bytes: int
+    side_bytes: int
     ratio_vs_bf16: float
     scale_bytes: int
     scale_bytes_over_per_tensor: int
@@ -101,14 +111,15 @@ def price_policy(spec: CacheSpec, policy: CachePolicy, contexts: Sequence[int]) 
     bf16_bytes = sum(layer.bf16_bytes for layer in layers)
     policy_bytes = sum(layer.policy_bytes for layer in layers)
     scale_bytes = _scale_bytes(spec, policy)
-    scalar_bytes = SCALE_BYTES * SCALARS_PER_LAYER * spec.num_layers
+    scalar_bytes = SCALE_BYTES * SCALARS_PER_LAYER * len(_scaled_layers(spec))
     return Worksheet(
         retained_positions=sum(layer.retained_positions for layer in layers),
         skipped_positions=sum(layer.skipped_positions for layer in layers),
         bf16_bytes=bf16_bytes,
         fp8_bytes=sum(layer.fp8_bytes for layer in layers),
         policy_bytes=policy_bytes,
-        ratio_vs_bf16=bf16_bytes / policy_bytes,
+        side_bytes=sum(layer.side_bytes for layer in layers),
+        ratio_vs_bf16=bf16_bytes / policy_bytes if policy_bytes else 1.0,
         scale_bytes=scale_bytes,
         scale_bytes_over_per_tensor=scale_bytes - scalar_bytes if scale_bytes else 0,
     )
@@ -120,31 +131,33 @@ def price_layers(spec: CacheSpec, policy: CachePolicy, contexts: Sequence[int]) 
         raise ValueError(f"the policy has {policy.num_layers} layers and the model {spec.num_layers}")
     if not contexts or min(contexts) < 1:
         raise ValueError("a price needs at least one sequence, and at least one token in each")
-    return tuple(
-        _price_layer(layer, fmt, sum(layer.retained_positions(context_len) for context_len in contexts))
-        for layer, fmt in zip(spec.layers, policy.formats, strict=True)
-    )
+    return tuple(_price_layer(layer, fmt, contexts) for layer, fmt in zip(spec.layers, policy.formats, strict=True))
 
 
 def capacity_tokens(spec: CacheSpec, policy: CachePolicy, context_len: int, memory_bytes: int) -> int:
     """Tokens of whole sequences of `context_len` that `memory_bytes` of cache can hold.
 
-    0 when not even one sequence fits. Raises ValueError as `price_policy` does.
+    0 when not even one sequence fits. Raises ValueError as `price_policy` does, and for a model that holds nothing.
     """
     sequence_bytes = price_policy(spec, policy, (context_len,)).policy_bytes
+    if sequence_bytes == 0:
+        raise ValueError("the model holds no cache, so that no memory limits it")
     return memory_bytes // sequence_bytes * context_len
 
 
-def _price_layer(layer: LayerSpec, fmt: Format, positions: int) -> LayerPrice:
+def _price_layer(layer: LayerSpec, fmt: Format, contexts: Sequence[int]) -> LayerPrice:
     position_bytes = layer.elements_per_position
+    positions = sum(layer.retained_positions(context_len) for context_len in contexts)
+    side_bytes = sum(layer.side_bytes(context_len) for context_len in contexts)
     skipped = 0 if _is_held_in_fp8(fmt) else positions
     return LayerPrice(
         layer_idx=layer.layer_idx,
         retained_positions=positions,
         skipped_positions=skipped,
-        bf16_bytes=BF16_BYTES * position_bytes * positions,
-        fp8_bytes=position_bytes * positions,
-        policy_bytes=position_bytes * (positions + skipped),
+        bf16_bytes=BF16_BYTES * position_bytes * positions + side_bytes,
+        fp8_bytes=position_bytes * positions + side_bytes,
+        policy_bytes=position_bytes * (positions + skipped) + side_bytes,
+        side_bytes=side_bytes,
     )
 
 
@@ -157,6 +170,12 @@ def _scale_bytes(spec: CacheSpec, policy: CachePolicy) -> int:
     scalings = {fmt.scaling for fmt in policy.formats if isinstance(fmt, Fp8) and _is_held_in_fp8(fmt)}
     if not scalings:
         return 0
+    layers = _scaled_layers(spec)
     if Scaling.PER_HEAD not in scalings:
-        return SCALE_BYTES * SCALARS_PER_LAYER * spec.num_layers
-    return sum(SCALE_BYTES * (layer.num_attention_heads + 2 * layer.num_kv_heads) for layer in spec.layers)
+        return SCALE_BYTES * SCALARS_PER_LAYER * len(layers)
+    return sum(SCALE_BYTES * (layer.num_attention_heads + 2 * layer.num_kv_heads) for layer in layers)
+
+
+def _scaled_layers(spec: CacheSpec) -> list[LayerSpec]:
+    """The layers with K and V, another layer's cache or their own."""
+    return [layer for layer in spec.layers if layer.elements_per_position]

@@ -18,7 +18,7 @@ from __future__ import annotations
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Native, Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
-__all__ = ["vllm_args"]
+__all__ = ["skip_entries", "vllm_args"]
 
 DTYPE_FLAG = "--kv-cache-dtype"
 SKIP_FLAG = "--kv-cache-dtype-skip-layers"
@@ -44,9 +44,7 @@ def vllm_args(
     serve = () if model is None else (model,)
     if policy.is_native:
         return (*serve, DTYPE_FLAG, native_dtype)
-    if policy.scaling is None or not all(_is_servable(fmt) for fmt in policy.formats):
-        raise ValueError("a probe or a policy of mixed scalings cannot be served")
-    skip = _skip_entries(policy.skip_layers, spec)
+    skip = skip_entries(policy, spec)
     per_head = policy.scaling is Scaling.PER_HEAD and any(layer.num_kv_heads > 1 for layer in spec.layers)
     return (
         *(*serve, DTYPE_FLAG, "fp8"),
@@ -59,8 +57,14 @@ def _is_servable(fmt: object) -> bool:
     return isinstance(fmt, Native) or (isinstance(fmt, Fp8) and fmt.heads is None)
 
 
-def _skip_entries(skip_layers: tuple[int, ...], spec: CacheSpec) -> tuple[str, ...]:
-    """Layer indices, or the one word that stands for all sliding layers."""
+def skip_entries(policy: CachePolicy, spec: CacheSpec) -> tuple[str, ...]:
+    """Layer indices, or the one word that stands for all sliding layers.
+
+    Raises ValueError for a policy that no server can apply: a probe, or mixed scalings.
+    """
+    if policy.scaling is None or not all(_is_servable(fmt) for fmt in policy.formats):
+        raise ValueError("a probe or a policy of mixed scalings cannot be served")
+    skip_layers = policy.skip_layers
     if skip_layers and skip_layers == spec.layers_of(LayerKind.SLIDING):
         return (SLIDING_WINDOW,)
     return tuple(str(layer_idx) for layer_idx in skip_layers)

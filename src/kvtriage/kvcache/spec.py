@@ -6,24 +6,87 @@ Axes used throughout: L layers, H query heads, Hkv KV heads, T tokens, D head_di
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 
-__all__ = ["CacheSpec", "LayerKind", "LayerSpec"]
+__all__ = ["CacheSpec", "Compressed", "IndexKeys", "LayerKind", "LayerSpec", "SideCache", "StateTensor"]
 
 
 class LayerKind(enum.StrEnum):
-    """How far back a layer looks, which is what decides how much it retains."""
+    """How far back a layer looks, which is what decides how much it retains.
+
+    FULL      every position before it
+    SLIDING   the last W positions, its own included
+    CHUNKED   its own aligned chunk of C positions (Llama 4)
+    LATENT    every position, one latent vector for K and V of all heads together (MLA)
+    CROSS     the encoder's output, however long the text
+    STATE     no position: a recurrent state of fixed size stands for all of them
+    NONE      nothing: the layer has no attention
+    """
 
     FULL = "full"
     SLIDING = "sliding"
+    CHUNKED = "chunked"
+    LATENT = "latent"
+    CROSS = "cross"
+    STATE = "state"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """One tensor of a recurrent state, kept once for a whole sequence; no cache dtype changes it.
+
+    `shape` is that of the whole model. Tensor parallelism divides `sharded_axis`; each speculative
+    token lengthens `grown_axis` by one (the tail of inputs that a convolution remembers).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    element_bytes: int
+    sharded_axis: int | None = None
+    grown_axis: int | None = None
+
+    @property
+    def sequence_bytes(self) -> int:
+        """Bytes of one sequence, all ranks together, without speculative tokens."""
+        return self.element_bytes * math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class IndexKeys:
+    """What a sparse layer keeps to choose positions by: bytes of each, whatever the cache dtype.
+
+    The engine copies them to every rank.
+    """
+
+    position_bytes: int
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """A second memory of the whole text: one entry for every `ratio` positions, of a fixed size."""
+
+    ratio: int
+    entry_bytes: int
+
+
+SideCache = StateTensor | IndexKeys | Compressed
+"""What a layer holds beside its K and V. A cache policy does not reach it."""
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One attention layer.
+    """One layer of the model.
 
-    `window_tokens` counts the positions that a sliding layer can see, its own included, and
-    so the positions it must retain; it is None for a full layer.
+    `window_tokens` counts the positions that a sliding layer can see, its own included, and so the
+    positions it must retain; in a chunked layer it is the chunk. `encoder_tokens` are the positions of
+    a cross-attention layer. Both are None elsewhere.
+
+    A latent layer has one KV head: `head_dim` is the latent rank and the rotary part together, and
+    `head_dim_v` is 0, for V is read from the same vector. A layer without K and V has 0 heads.
+
+    A layer that `shares_with` an earlier one reads its cache and retains nothing of its own.
     """
 
     layer_idx: int
@@ -33,6 +96,9 @@ class LayerSpec:
     head_dim: int
     head_dim_v: int
     window_tokens: int | None = None
+    encoder_tokens: int | None = None
+    shares_with: int | None = None
+    beside: tuple[SideCache, ...] = ()
 
     @property
     def elements_per_position(self) -> int:
@@ -43,23 +109,59 @@ class LayerSpec:
     def queries_per_kv_head(self) -> int:
         return self.num_attention_heads // self.num_kv_heads
 
+    @property
+    def holds_kv(self) -> bool:
+        """True when the layer retains K and V of its own, which are what a cache policy can store otherwise."""
+        return self.elements_per_position > 0 and self.shares_with is None
+
     def retained_positions(self, context_len: int) -> int:
-        """Positions held after `context_len` tokens: T, or min(T, W) in a sliding layer."""
+        """Positions whose K and V are held after `context_len` tokens, at the most.
+
+        T, or min(T, W) in a sliding or chunked layer; the encoder's in a cross-attention layer.
+        """
+        if not self.holds_kv:
+            return 0
+        if self.encoder_tokens is not None:
+            return self.encoder_tokens
         return context_len if self.window_tokens is None else min(context_len, self.window_tokens)
+
+    def side_bytes(self, context_len: int) -> int:
+        """Bytes held beside K and V after `context_len` tokens of one sequence."""
+        held = 0
+        for cache in self.beside:
+            match cache:
+                case StateTensor():
+                    held += cache.sequence_bytes
+                case IndexKeys(position_bytes):
+                    held += position_bytes * context_len
+                case Compressed(ratio, entry_bytes):
+                    held += entry_bytes * (context_len // ratio)
+        return held
 
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """The whole model. `assumed` lists every default that config.json did not state."""
+    """The whole model. `assumed` lists every default that config.json did not state.
+
+    `draft_layers` are those of the checkpoint's own drafter (MTP): they hold a cache only where the
+    engine speculates. Their `layer_idx` goes on from L.
+    """
 
     model_type: str
     layers: tuple[LayerSpec, ...]
     max_model_len: int
     assumed: tuple[str, ...] = ()
+    draft_layers: tuple[LayerSpec, ...] = ()
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The kinds that are present, in the order of LayerKind."""
+        present = {layer.kind for layer in self.layers}
+        return tuple(kind for kind in LayerKind if kind in present)
 
     def layers_of(self, kind: LayerKind) -> tuple[int, ...]:
         """Indices of the layers of one kind, ascending."""
@@ -67,5 +169,5 @@ class CacheSpec:
 
     @property
     def is_hybrid(self) -> bool:
-        """True when more than one kind of attention layer is present."""
-        return len({layer.kind for layer in self.layers}) > 1
+        """True when more than one kind of layer is present."""
+        return len(self.kinds) > 1

@@ -11,7 +11,7 @@ from kvtriage.engines.base import Applied, Arm, EngineInfo
 from kvtriage.errors import PolicyNotApplied
 from kvtriage.fp8.scales import LayerScales
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Native, Scaling
-from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
+from kvtriage.kvcache.spec import CacheSpec, LayerSpec
 from kvtriage.records.case import ArmRecord, Plan, ScaleRecord, Sensitivities
 from kvtriage.records.study import supports_per_head
 from kvtriage.records.values import cache_spec, scale_set, sub_octaves
@@ -79,7 +79,7 @@ def _designs(plan: Plan, spec: CacheSpec, sensitivities: Sensitivities, info: En
         )
     yield _Design("bound", "Scale-free bound", "bound", CachePolicy.uniform(count, Mantissa()), "mantissa")
     if spec.is_hybrid:
-        for kind in LayerKind:
+        for kind in spec.kinds:
             yield _Design(
                 f"fp8_{kind}_only",
                 f"FP8 in the {kind} layers only",
@@ -97,7 +97,7 @@ _WORDS = {
 
 
 def _skipped(skip: tuple[int, ...], spec: CacheSpec) -> str:
-    for kind in LayerKind:
+    for kind in spec.kinds:
         if spec.is_hybrid and skip == spec.layers_of(kind):
             return f"{kind} layers"
     return f"{len(skip)} layers" if len(skip) > 1 else f"layer {skip[0]}"

@@ -16,7 +16,7 @@ from statistics import fmean
 from kvtriage import __version__
 from kvtriage.engines.base import Arm, Engine, ScoreRequest
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling
-from kvtriage.kvcache.spec import CacheSpec, LayerKind
+from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.case import Plan, ProbeRow, ScaleRecord, Sensitivities
 from kvtriage.records.study import supports_per_head
 from kvtriage.records.values import scale_set, sub_octaves
@@ -94,7 +94,7 @@ def _probes(spec: CacheSpec, finest: Scaling) -> list[_Probe]:
     everything = tuple(range(spec.num_layers))
     types = [everything]
     if spec.is_hybrid:
-        types += [spec.layers_of(kind) for kind in LayerKind]
+        types += [spec.layers_of(kind) for kind in spec.kinds]
     probes = [_Probe("type", fmt, layers) for layers in types for fmt in formats]
     for layer in spec.layers:
         own = (layer.layer_idx,)
@@ -154,7 +154,7 @@ def find_suspects(damage: Mapping[int, float], spec: CacheSpec, kl_margin: float
         left -= damage[layer_idx]
     if not chosen:
         return _stand_in(damage, spec, total)
-    for kind in LayerKind:
+    for kind in spec.kinds:
         of_kind = spec.layers_of(kind)
         if spec.is_hybrid and len(of_kind) > 1 and set(chosen) <= set(of_kind) and 2 * len(chosen) > len(of_kind):
             return Suspects(
@@ -173,7 +173,7 @@ def find_suspects(damage: Mapping[int, float], spec: CacheSpec, kl_margin: float
 
 def _stand_in(damage: Mapping[int, float], spec: CacheSpec, total: float) -> Suspects:
     if spec.is_hybrid:
-        kind = max(LayerKind, key=lambda kind: sum(damage[i] for i in spec.layers_of(kind)))
+        kind = max(spec.kinds, key=lambda kind: sum(damage[i] for i in spec.layers_of(kind)))
         layers, what = spec.layers_of(kind), f"the {kind} layers"
     else:
         worst = max(damage, key=lambda layer_idx: damage[layer_idx])

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvtriage.kvcache.spec import CacheSpec, LayerKind
+from kvtriage.errors import UnsupportedModel
+from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
 from kvtriage.records.case import DataRef, LayerGeometry, ModelRef, Plan
 from kvtriage.records.study import Study, check_context, validate_study
 
-__all__ = ["make_plan"]
+__all__ = ["check_studied", "make_plan"]
+
+
+def check_studied(spec: CacheSpec) -> None:
+    """A study measures full and sliding attention with K and V of its own. Raises UnsupportedModel for the rest."""
+    for layer in spec.layers:
+        if layer.kind not in (LayerKind.FULL, LayerKind.SLIDING) or not layer.holds_kv or layer.beside:
+            what = f"reads the cache of layer {layer.shares_with}" if layer.shares_with is not None else _other(layer)
+            raise UnsupportedModel(
+                f"layer {layer.layer_idx} of {spec.model_type} {what}, which a study does not measure yet",
+                hint="kvtriage plan prices it",
+            )
+
+
+def _other(layer: LayerSpec) -> str:
+    return f"is of the kind {layer.kind}" + (" with more than K and V to remember" if layer.beside else "")
 
 
 def make_plan(source: str, model: ModelRef, spec: CacheSpec, study: Study, data: DataRef, version: str) -> Plan:
-    """The plan record. `source` is the model as the user named it. Raises StudyError."""
+    """The plan record. `source` is the model as the user named it. Raises StudyError, UnsupportedModel."""
+    check_studied(spec)
     validate_study(study)
     check_context(study, spec.max_model_len)
     return Plan(

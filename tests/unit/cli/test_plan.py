@@ -147,6 +147,7 @@ def test_the_worksheet_has_exactly_the_agreed_keys() -> None:
         "bf16_bytes",
         "fp8_bytes",
         "policy_bytes",
+        "side_bytes",
         "ratio_vs_bf16",
         "scale_bytes",
         "scale_bytes_over_per_tensor",

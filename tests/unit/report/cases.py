@@ -380,7 +380,7 @@ def _sensitivities(
             part = 0.9 if head == 1 or layer.num_kv_heads == 1 else 0.12 + 0.02 * head
             head_probes.append(probe("fp8:unit", (layer.layer_idx,), head, kl * part))
     groups = [tuple(x.layer_idx for x in spec.layers)]
-    groups += [spec.layers_of(kind) for kind in LayerKind if spec.is_hybrid]
+    groups += [spec.layers_of(kind) for kind in spec.kinds if spec.is_hybrid]
     type_probes = [
         probe(word, group, None, 0.02 * share * len(group) / spec.num_layers)
         for group in groups

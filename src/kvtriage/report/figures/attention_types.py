@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvtriage.kvcache.spec import LayerKind
 from kvtriage.records.case import ArmRecord
 from kvtriage.report.charts.dots import DotGroup, draw_dots
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
@@ -67,7 +66,7 @@ def _answer(view: CaseView, contrast: tuple[ArmRecord, ...]) -> str:
     worst = max(found, key=lambda drift: drift.interval.mean)
     least = min(found, key=lambda drift: drift.interval.mean)
     quantized = len(worst.arm.policy) - len(worst.arm.skip_layers)
-    kinds = {kind: len(view.spec.layers_of(kind)) for kind in LayerKind}
+    kinds = {kind: len(view.spec.layers_of(kind)) for kind in view.spec.kinds}
     name = next((str(kind) for kind, count in kinds.items() if count == quantized), "one kind of")
     if worst.interval.low <= least.interval.high:
         return (
