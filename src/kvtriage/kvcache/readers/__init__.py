@@ -6,6 +6,7 @@ To add an architecture: write its family's file, or find the one that fits, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from kvtriage.errors import ModelError, UnsupportedModel
 from kvtriage.kvcache.readers import full, interleaved, switched_window, uniform_window
@@ -15,31 +16,39 @@ from kvtriage.kvcache.spec import CacheSpec
 
 __all__ = ["READERS", "Reader", "read_cache_spec"]
 
-Reader = Callable[[Fields], CacheSpec]
+
+@dataclass(frozen=True)
+class Reader:
+    """`read` makes the spec. `also` are the keys, of those that announce an unusual cache, that it understands:
+    any other such key in a config.json refuses it."""
+
+    read: Callable[[Fields], CacheSpec]
+    also: tuple[str, ...] = ()
+
 
 READERS: Mapping[str, Reader] = {
-    "Cohere2ForCausalLM": interleaved.read_cohere2,
-    "Exaone4ForCausalLM": interleaved.read_exaone4,
-    "Gemma2ForCausalLM": interleaved.read_gemma2,
-    "Gemma3ForCausalLM": interleaved.read_gemma3,
-    "Gemma3ForConditionalGeneration": interleaved.read_gemma3_multimodal,
-    "GemmaForCausalLM": full.read_gemma,
-    "GptOssForCausalLM": interleaved.read_gpt_oss,
-    "GraniteForCausalLM": full.read_full,
-    "GraniteMoeForCausalLM": full.read_full,
-    "LlamaForCausalLM": full.read_full,
-    "Ministral3ForCausalLM": uniform_window.read_ministral3,
-    "MistralForCausalLM": uniform_window.read_mistral,
-    "MixtralForCausalLM": uniform_window.read_mixtral,
-    "Olmo2ForCausalLM": full.read_full,
-    "Olmo3ForCausalLM": interleaved.read_olmo3,
-    "OlmoForCausalLM": full.read_full,
-    "Phi3ForCausalLM": uniform_window.read_phi3,
-    "Qwen2ForCausalLM": switched_window.read_qwen2,
-    "Qwen2MoeForCausalLM": switched_window.read_qwen2_moe,
-    "Qwen3ForCausalLM": switched_window.read_qwen3,
-    "Qwen3MoeForCausalLM": switched_window.read_qwen3_moe,
-    "SmolLM3ForCausalLM": switched_window.read_smollm3,
+    "Cohere2ForCausalLM": Reader(interleaved.read_cohere2),
+    "Exaone4ForCausalLM": Reader(interleaved.read_exaone4),
+    "Gemma2ForCausalLM": Reader(interleaved.read_gemma2),
+    "Gemma3ForCausalLM": Reader(interleaved.read_gemma3),
+    "Gemma3ForConditionalGeneration": Reader(interleaved.read_gemma3_multimodal),
+    "GemmaForCausalLM": Reader(full.read_gemma),
+    "GptOssForCausalLM": Reader(interleaved.read_gpt_oss),
+    "GraniteForCausalLM": Reader(full.read_full),
+    "GraniteMoeForCausalLM": Reader(full.read_full),
+    "LlamaForCausalLM": Reader(full.read_full),
+    "Ministral3ForCausalLM": Reader(uniform_window.read_ministral3),
+    "MistralForCausalLM": Reader(uniform_window.read_mistral),
+    "MixtralForCausalLM": Reader(uniform_window.read_mixtral),
+    "Olmo2ForCausalLM": Reader(full.read_full),
+    "Olmo3ForCausalLM": Reader(interleaved.read_olmo3),
+    "OlmoForCausalLM": Reader(full.read_full),
+    "Phi3ForCausalLM": Reader(uniform_window.read_phi3),
+    "Qwen2ForCausalLM": Reader(switched_window.read_qwen2),
+    "Qwen2MoeForCausalLM": Reader(switched_window.read_qwen2_moe),
+    "Qwen3ForCausalLM": Reader(switched_window.read_qwen3),
+    "Qwen3MoeForCausalLM": Reader(switched_window.read_qwen3_moe),
+    "SmolLM3ForCausalLM": Reader(switched_window.read_smollm3),
 }
 
 
@@ -51,13 +60,14 @@ def read_cache_spec(config: Mapping[str, object]) -> CacheSpec:
     """
     architecture = _architecture(config)
     fields = Fields(architecture, config)
-    refuse_unread_caches(fields)
-    if architecture not in READERS:
+    reader = READERS.get(architecture)
+    refuse_unread_caches(fields, () if reader is None else reader.also)
+    if reader is None:
         raise UnsupportedModel(
             f"{architecture}, which config.json names in architectures, is not read by kvtriage",
             hint=f"it reads {', '.join(sorted(READERS))}",
         )
-    return READERS[architecture](fields)
+    return reader.read(fields)
 
 
 def _architecture(config: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kvtriage.kvcache.readers.fields import Fields, describe
 
@@ -37,14 +37,15 @@ _ANNOUNCED_BY: Mapping[str, str] = {
 }
 
 
-def refuse_unread_caches(fields: Fields) -> None:
+def refuse_unread_caches(fields: Fields, understood: Sequence[str]) -> None:
     """Raises UnsupportedModel naming the architecture, what it needs, and the key that says so.
 
-    A key that is null, false, 0 or empty announces nothing. A nested text model is looked into.
+    Keys that are `understood` are passed over. A key that is null, false, 0 or empty announces nothing.
+    A nested text model is looked into.
     """
     for key, what in _ANNOUNCED_BY.items():
         value = fields.config.get(key)
-        if value:
+        if value and key not in understood:
             raise fields.unsupported(f"kvtriage does not read {what} yet ({fields.prefix}{key} is {describe(value)})")
     if fields.prefix == "" and isinstance(fields.config.get("text_config"), Mapping):
-        refuse_unread_caches(fields.inside("text_config"))
+        refuse_unread_caches(fields.inside("text_config"), understood)
