@@ -37,8 +37,9 @@ class LayerKind(enum.StrEnum):
 class StateTensor:
     """One tensor of a recurrent state, kept once for a whole sequence; no cache dtype changes it.
 
-    `shape` is that of the whole model. Tensor parallelism divides `sharded_axis`; each speculative
-    token lengthens `grown_axis` by one (the tail of inputs that a convolution remembers).
+    `shape` is that of the whole model. Tensor parallelism divides `sharded_axis`, or copies it to every
+    rank where it has one entry only, as it does KV heads; each speculative token lengthens `grown_axis` by
+    one (the tail of inputs that a convolution remembers).
     """
 
     name: str
@@ -51,6 +52,17 @@ class StateTensor:
     def sequence_bytes(self) -> int:
         """Bytes of one sequence, all ranks together, without speculative tokens."""
         return self.element_bytes * math.prod(self.shape)
+
+    def rank_bytes(self, tensor_parallel: int, speculative_tokens: int = 0) -> int:
+        """Bytes that one rank holds of one sequence. Raises ValueError where the ranks cannot share it evenly."""
+        sizes = list(self.shape)
+        if self.grown_axis is not None:
+            sizes[self.grown_axis] += speculative_tokens
+        if self.sharded_axis is not None and sizes[self.sharded_axis] > 1:
+            sizes[self.sharded_axis], rest = divmod(sizes[self.sharded_axis], tensor_parallel)
+            if rest:
+                raise ValueError(f"{tensor_parallel} ranks cannot share {self.name} of shape {self.shape} evenly")
+        return self.element_bytes * math.prod(sizes)
 
 
 @dataclass(frozen=True)
