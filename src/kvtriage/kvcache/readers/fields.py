@@ -32,55 +32,60 @@ class Fields:
     """The keys of one object in config.json, and the `architecture` that gives them their meaning.
 
     `documented` are the values that the architecture's documentation gives to absent keys.
-    `assumed` collects, in order, every value that config.json did not state; objects inside this
-    one write to the same list.
+    `spellings` are the architecture's own words for a key, its own one last: {"num_hidden_layers": ("n_layer",)}.
+    `assumed` collects, in order, every value that config.json did not state; objects inside this one write to the
+    same list.
     """
 
     architecture: str
     config: Mapping[str, object]
     prefix: str = ""
     documented: Mapping[str, int] = field(default_factory=dict)
+    spellings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     assumed: list[str] = field(default_factory=list)
 
     def with_documented(self, documented: Mapping[str, int]) -> Fields:
         """The same keys, with defaults for some that may be absent."""
         return replace(self, documented=documented)
 
+    def spelled(self, spellings: Mapping[str, tuple[str, ...]]) -> Fields:
+        """The same keys, where the architecture has words of its own for some; errors name the word that is there."""
+        return replace(self, spellings=spellings)
+
     def inside(self, key: str) -> Fields:
         """The keys of the object under `key`. Raises ModelError when there is none."""
         value = self.config.get(key)
         if not isinstance(value, Mapping):
             raise self._missing(key) if value is None else self._wrong(key, value, "an object")
-        return replace(self, config=value, prefix=f"{self.prefix}{key}.", documented={})
+        return replace(self, config=value, prefix=f"{self.prefix}{key}.", documented={}, spellings={})
 
     def stated(self, key: str) -> int | None:
         """A positive whole number; None where it is null, or absent and not documented.
 
-        Raises ModelError, naming the key, for anything else.
+        Raises ModelError, naming the key, for anything else, and where two spellings contradict each other.
         """
-        if key not in self.config and key in self.documented:
-            self.assume(key, self.documented[key], f"the default of {self.architecture}")
+        words = [word for word in self._words(key) if word in self.config]
+        if not words and key in self.documented:
+            self.assume(self._words(key)[-1], self.documented[key], f"the default of {self.architecture}")
             return self.documented[key]
-        value = self.config.get(key)
-        if value is None:
-            return None
-        largest = _LARGEST.get(key, _LARGEST_OTHERWISE)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
-            raise self._wrong(key, value, f"a whole number from 1 to {largest}")
-        return value
+        numbers = {word: number for word in words if (number := self._number(word, _largest(key))) is not None}
+        if len(set(numbers.values())) > 1:
+            both = " and ".join(f"{self.prefix}{word} {number}" for word, number in numbers.items())
+            raise ModelError(f"config.json contradicts itself: it states {both}", hint=HINT)
+        return next(iter(numbers.values()), None)
 
     def require(self, key: str) -> int:
         """A positive whole number that must be there. Raises ModelError, naming the key."""
         value = self.stated(key)
         if value is None:
-            raise self._missing(key)
+            raise self._missing(self._words(key)[-1])
         return value
 
     def derive(self, key: str, value: int, because: str) -> int:
         """The stated number or else `value`, which is then recorded as assumed."""
         found = self.stated(key)
         if found is None:
-            self.assume(key, value, because)
+            self.assume(self._words(key)[-1], value, because)
             return value
         return found
 
@@ -101,6 +106,23 @@ class Fields:
         if not isinstance(value, str) or not 0 < len(value) <= 200 or not value.isprintable():
             raise self._wrong(key, value, "a short text")
         return value
+
+    def words(self, key: str) -> tuple[str, ...] | None:
+        """A list of words, one a layer; None where it is null or absent. Raises ModelError for anything else."""
+        value = self._entries(key)
+        if value is None or all(isinstance(entry, str) for entry in value):
+            return None if value is None else tuple(str(entry) for entry in value)
+        raise self._wrong(key, value, "a list of words")
+
+    def indices(self, key: str) -> frozenset[int] | None:
+        """A list of whole numbers from 0, in any order; None where it is null or absent. Raises ModelError."""
+        value = self._entries(key)
+        if value is None:
+            return None
+        found = [entry for entry in value if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0]
+        if len(found) != len(value):
+            raise self._wrong(key, value, "a list of whole numbers from 0")
+        return frozenset(found)
 
     def layer_types(self, num_layers: int) -> tuple[LayerKind, ...] | None:
         """The kind of each layer, L in all; None when `layer_types` is absent or null.
@@ -134,11 +156,38 @@ class Fields:
             return _LAYER_TYPES[entry]
         raise self.unsupported(f"{self.prefix}layer_types has {describe(entry)}, which kvtriage does not read yet")
 
+    def _entries(self, key: str) -> Sequence[object] | None:
+        """A list that is not longer than a model has layers."""
+        value = self.config.get(key)
+        if value is None:
+            return None
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise self._wrong(key, value, "a list")
+        most = _LARGEST["num_hidden_layers"]
+        if len(value) > most:
+            raise ModelError(f"{self.prefix}{key} in config.json has {len(value)} entries, more than {most}", hint=HINT)
+        return value
+
+    def _words(self, key: str) -> tuple[str, ...]:
+        return (key, *self.spellings.get(key, ()))
+
+    def _number(self, word: str, largest: int) -> int | None:
+        value = self.config[word]
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
+            raise self._wrong(word, value, f"a whole number from 1 to {largest}")
+        return value
+
     def _missing(self, key: str) -> ModelError:
         return ModelError(f"config.json does not state {self.prefix}{key}, which {self.architecture} needs", hint=HINT)
 
     def _wrong(self, key: str, value: object, wanted: str) -> ModelError:
         return ModelError(f"{self.prefix}{key} in config.json is {describe(value)}, not {wanted}", hint=HINT)
+
+
+def _largest(key: str) -> int:
+    return _LARGEST.get(key, _LARGEST_OTHERWISE)
 
 
 def describe(value: object) -> str:
