@@ -81,6 +81,16 @@ class Fields:
             raise self._missing(self._words(key)[-1])
         return value
 
+    def count(self, key: str) -> int:
+        """A whole number that may be 0, and is 0 where it is null or absent. Raises ModelError for anything else."""
+        value = self.config.get(key)
+        return 0 if value == 0 and not isinstance(value, bool) else self.stated(key) or 0
+
+    def count(self, key: str) -> int | None:
+        """How many there are, which may be 0; None where it is null or absent. Raises ModelError for anything else."""
+        value = self.config.get(key)
+        return 0 if value == 0 and isinstance(value, int) and not isinstance(value, bool) else self.stated(key)
+
     def derive(self, key: str, value: int, because: str) -> int:
         """The stated number or else `value`, which is then recorded as assumed."""
         found = self.stated(key)
@@ -114,15 +124,20 @@ class Fields:
             return None if value is None else tuple(str(entry) for entry in value)
         raise self._wrong(key, value, "a list of words")
 
-    def indices(self, key: str) -> frozenset[int] | None:
-        """A list of whole numbers from 0, in any order; None where it is null or absent. Raises ModelError."""
+    def numbers(self, key: str) -> tuple[int, ...] | None:
+        """A list of whole numbers from 0, one a layer; None where it is null or absent. Raises ModelError."""
         value = self._entries(key)
         if value is None:
             return None
-        found = [entry for entry in value if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0]
+        found = tuple(entry for entry in value if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0)
         if len(found) != len(value):
             raise self._wrong(key, value, "a list of whole numbers from 0")
-        return frozenset(found)
+        return found
+
+    def indices(self, key: str) -> frozenset[int] | None:
+        """As `numbers`, in any order."""
+        found = self.numbers(key)
+        return None if found is None else frozenset(found)
 
     def layer_types(self, num_layers: int) -> tuple[LayerKind, ...] | None:
         """The kind of each layer, L in all; None when `layer_types` is absent or null.
