@@ -86,11 +86,6 @@ class Fields:
         value = self.config.get(key)
         return 0 if value == 0 and not isinstance(value, bool) else self.stated(key) or 0
 
-    def count(self, key: str) -> int | None:
-        """How many there are, which may be 0; None where it is null or absent. Raises ModelError for anything else."""
-        value = self.config.get(key)
-        return 0 if value == 0 and isinstance(value, int) and not isinstance(value, bool) else self.stated(key)
-
     def derive(self, key: str, value: int, because: str) -> int:
         """The stated number or else `value`, which is then recorded as assumed."""
         found = self.stated(key)
