@@ -21,7 +21,7 @@ from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.server_args import skip_entries
 from kvtriage.kvcache.spec import CacheSpec
 
-__all__ = ["EngineArgs", "reserve"]
+__all__ = ["EngineArgs", "pool_settings", "reserve", "serving_limits"]
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,15 @@ def reserve(spec: CacheSpec, policy: CachePolicy, args: EngineArgs, available_by
     try:
         return allocate(
             stack_of_spec(spec, args.tensor_parallel_size),
-            _pool_settings(spec, policy, args),
-            _serving_limits(spec, args, available_bytes),
+            pool_settings(spec, policy, args),
+            serving_limits(spec, args, available_bytes),
         )
     except EngineRefused as refused:
         return refused.refusal
 
 
-def _pool_settings(spec: CacheSpec, policy: CachePolicy, args: EngineArgs) -> PoolSettings:
+def pool_settings(spec: CacheSpec, policy: CachePolicy, args: EngineArgs) -> PoolSettings:
+    """What decides the pool. Raises ValueError for a policy that no server can apply."""
     return PoolSettings(
         cache_dtype=CacheDtype.AUTO if policy.is_native else CacheDtype.FP8,
         skip_layers=() if policy.is_native else skip_entries(policy, spec),
@@ -71,7 +72,8 @@ def _pool_settings(spec: CacheSpec, policy: CachePolicy, args: EngineArgs) -> Po
     )
 
 
-def _serving_limits(spec: CacheSpec, args: EngineArgs, available_bytes: int) -> ServingLimits:
+def serving_limits(spec: CacheSpec, args: EngineArgs, available_bytes: int) -> ServingLimits:
+    """What a pool is asked: memory of one GPU, lengths, tokens in flight."""
     length = spec.max_model_len if args.max_model_len is None else args.max_model_len
     return ServingLimits(
         available_bytes=available_bytes,
