@@ -8,6 +8,7 @@ is from another.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,7 +26,9 @@ __all__ = [
     "Engine",
     "EngineInfo",
     "Generation",
+    "Pool",
     "Progress",
+    "Readback",
     "ScoreRequest",
     "ScoreResponse",
     "Session",
@@ -62,6 +65,19 @@ class Arm:
     """Prefill in pieces of so many tokens; None for all at once."""
 
 
+class Readback(enum.StrEnum):
+    """How much of what an engine did it can show, weightiest first.
+
+    LIVE     every layer's dtype and scales, from what acts on the data
+    CONFIG   the dtypes that a server says it was started with; its scales were not seen
+    NONE     nothing: an arm is what the user says it is
+    """
+
+    LIVE = "live"
+    CONFIG = "config"
+    NONE = "none"
+
+
 @dataclass(frozen=True)
 class EngineInfo:
     """Who measured. Travels with every trial, inside the conditions hash."""
@@ -76,6 +92,28 @@ class EngineInfo:
     threads: int
     per_head_scales: bool
     """Whether this engine can apply one scale per KV head."""
+    kl_top_k: int | None = None
+    """Divergences count the reference's k most likely tokens and all others as one: lower bounds. None: exact."""
+    readback: Readback = Readback.LIVE
+    server: tuple[str, ...] = ()
+    """What all arms' servers were started with, what a policy says aside."""
+    arms: frozenset[str] | None = None
+    """The only arms that this engine answers for; None for any."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The cache memory that a server reserved, as it reports it."""
+
+    tokens: int
+    """That fit, at the longest context it serves."""
+    blocks: int
+    block_size: int
+    """Tokens of one block."""
+    max_concurrency: float
+    """Sequences of the longest context that fit at once."""
+    memory_bytes: int | None
+    """None where the server does not say."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +127,8 @@ class Applied:
     v_scales: tuple[tuple[float, ...], ...]
     q_scales: tuple[tuple[float, ...], ...]
     """[H], each the largest of its KV head's group; empty where Q is not quantised."""
+    pool: Pool | None = None
+    """None where the cache grows with what is asked."""
 
 
 @dataclass(frozen=True)
@@ -121,15 +161,15 @@ class ScoreResponse:
 
 @dataclass(frozen=True)
 class Generation:
-    """Raw times of one greedy generation, seconds."""
+    """Raw times of one greedy generation, seconds; of several streams at once, their means."""
 
     token_ids: tuple[tuple[int, ...], ...]
     """[batch][new tokens]."""
     ttft_s: float
     token_s: tuple[float, ...]
     """Time of each decode step after the first token: [new tokens − 1]."""
-    held_bytes: int
-    """Bytes the cache really held at the end, all sequences."""
+    held_bytes: int | None
+    """Bytes the cache really held at the end, all sequences; None where the engine cannot tell them apart."""
     held_tokens: int
     """Context length of each sequence in the cache at the end."""
 
@@ -156,6 +196,11 @@ class Engine(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def one_arm_at_a_time(self) -> bool:
+        """Whether changing arms is dear, so that each arm is to be opened once: a server is started for it."""
+        ...
 
     def info(self) -> EngineInfo: ...
 

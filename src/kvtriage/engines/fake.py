@@ -66,14 +66,16 @@ class _Drift:
 
 @dataclass
 class FakeEngine:
-    """See engines.base.Engine. `scored` counts score calls, for tests of resuming."""
+    """See engines.base.Engine. `scored` and `opened` count calls, for tests of resuming."""
 
     spec: CacheSpec
     mantissa: Mapping[int, float] = field(default_factory=dict)
     range_: Mapping[int, float] = field(default_factory=dict)
     spread: Mapping[int, float] = field(default_factory=dict)
     per_head_scales: bool = True
+    one_arm_at_a_time: bool = False
     scored: int = 0
+    opened: int = 0
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -95,6 +97,7 @@ class FakeEngine:
     @contextlib.contextmanager
     def open(self, arm: Arm) -> Iterator[_FakeSession]:
         self._check(arm)
+        self.opened += 1
         yield _FakeSession(self, arm)
 
     def probe(self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], progress: Progress) -> list[list[float]]:

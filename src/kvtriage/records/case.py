@@ -24,6 +24,7 @@ __all__ = [
     "LayerScalesRecord",
     "ModelRef",
     "Plan",
+    "PoolTrial",
     "ProbeRow",
     "Reason",
     "RepairChoice",
@@ -193,6 +194,14 @@ class Conditions(_Part, frozen=True):
     threads: int
     memory_bytes: int
     scales: str
+    kl_top_k: int | None = None
+    """None where kl counts the whole vocabulary; else it is `kl_top_k`: the reference's k most likely tokens, and
+    all others as one. That is a lower bound of the divergence."""
+    readback: str = "live"
+    """'live': dtypes and scales were read back layer by layer; 'config': dtypes as the server was configured, scales
+    could not be read back; 'none': neither could."""
+    server: tuple[str, ...] = ()
+    """Arguments that all arms' servers share; those of an arm follow from its policy."""
 
 
 class ArmRecord(_Part, frozen=True):
@@ -252,7 +261,20 @@ class CapacityTrial(_Part, frozen=True, tag="capacity"):
     conditions: str
 
 
-Trial = ScoreTrial | TimingTrial | CapacityTrial
+class PoolTrial(_Part, frozen=True, tag="pool"):
+    """The cache memory that an arm's server reserved, as it reports it at its start."""
+
+    arm: str
+    tokens: int
+    """That fit, at the longest context it serves."""
+    blocks: int
+    block_size: int
+    max_concurrency: float
+    memory_bytes: int | None
+    conditions: str
+
+
+Trial = ScoreTrial | TimingTrial | CapacityTrial | PoolTrial
 
 
 class Evidence(_Record, frozen=True):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 
 from kvtriage.errors import CaseError
-from kvtriage.records.case import CapacityTrial, ScoreTrial, TimingTrial, Trial
+from kvtriage.records.case import CapacityTrial, PoolTrial, ScoreTrial, TimingTrial, Trial
 from kvtriage.tasks.base import TaskItem
 
 __all__ = ["check_done"]
@@ -49,6 +49,8 @@ def check_done(
                     raise _foreign(number, "holds a time that is negative or not a number")
             case CapacityTrial(context_len=context_len, batch=batch):
                 key = ("capacity", trial.arm, context_len, batch)
+            case PoolTrial():
+                key = ("pool", trial.arm)
         if key in seen:
             raise _foreign(number, "repeats a measurement that an earlier line holds")
         seen.add(key)

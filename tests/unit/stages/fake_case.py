@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kvtriage.engines.fake import FakeEngine, FakeTokenizer
@@ -98,8 +98,10 @@ class FakeCase:
     def diagnose(self) -> Sensitivities:
         return diagnose(self.plan, self.calibrate(), self.split, self.engine, silent, {})
 
-    def ablate(self, done: list[Trial] | None = None) -> tuple[Evidence, list[Trial]]:
-        """The evidence, and the trials that came out of this run alone."""
+    def ablate(
+        self, done: list[Trial] | None = None, sink: Callable[[Trial], None] | None = None
+    ) -> tuple[Evidence, list[Trial]]:
+        """The evidence, and the trials that came out of this run alone; `sink` sees those of a run that fails."""
         new: list[Trial] = []
         evidence = ablate(
             self.plan,
@@ -109,7 +111,7 @@ class FakeCase:
             self.split,
             self.engine,
             done or [],
-            new.append,
+            new.append if sink is None else sink,
             silent,
             {},
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections import Counter
@@ -11,10 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtriage.engines.base import Applied, Arm, Generation, ScoreRequest, ScoreResponse
+from kvtriage.engines.base import Applied, Arm, Generation, Pool, Readback, ScoreRequest, ScoreResponse
+from kvtriage.engines.fake import FakeEngine
 from kvtriage.errors import CaseError, EngineError, PolicyNotApplied
 from kvtriage.kvcache.policy import CachePolicy
-from kvtriage.records.case import ArmRecord, CapacityTrial, ScoreTrial, TimingTrial, Trial
+from kvtriage.records.case import ArmRecord, CapacityTrial, PoolTrial, ScoreTrial, TimingTrial, Trial
 from kvtriage.stages.ablate import ArmCost, cost_arm, design_arms
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, uniform
 
@@ -76,6 +78,95 @@ def test_every_arm_answers_every_item_once() -> None:
     assert {t.conditions for t in trials} == {evidence.conditions_hash}
     assert evidence.trials == len(trials)
     assert 0 < evidence.noise_floor_kl < 1e-5
+
+
+def one_by_one(case: FakeCase) -> FakeCase:
+    """The case with an engine whose arms are dear to change."""
+    case.engine = dataclasses.replace(case.engine, one_arm_at_a_time=True)
+    return case
+
+
+def test_an_engine_with_dear_arms_opens_each_once_and_measures_the_same() -> None:
+    evidence, trials = FakeCase().ablate()
+    case = one_by_one(FakeCase())
+    evidence_again, found = case.ablate()
+    assert comparable(found) == comparable(trials)
+    assert evidence_again == evidence
+    assert case.engine.opened == len([arm for arm in evidence.arms if arm.same_as is None])
+    assert list(dict.fromkeys(t.arm for t in found)) == [arm.name for arm in evidence.arms]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 7, 40, 60, 75, 10_000])
+def test_arm_by_arm_goes_on_with_the_references_it_lacks(kept: int) -> None:
+    evidence, trials = one_by_one(FakeCase()).ablate()
+    before = trials[:kept]
+    resumed = one_by_one(FakeCase())
+    evidence_again, rest = resumed.ablate(list(before))
+    assert comparable(before + rest) == comparable(trials)
+    assert evidence_again == evidence
+    scored = [t for t in rest if isinstance(t, ScoreTrial)]
+    lacking = {t.item_id for t in scored}
+    own = {t.item_id for t in scored if t.arm == "bf16"}
+    assert resumed.engine.scored == len(scored) + len(lacking - own)
+
+
+def test_arm_by_arm_an_arm_is_checked_before_its_first_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stay_native(applied: Applied) -> Applied:
+        return dataclasses.replace(applied, dtypes=("bfloat16",) * 6, k_scales=((),) * 6, v_scales=((),) * 6)
+
+    found: list[Trial] = []
+    case = one_by_one(FakeCase())
+    with pytest.raises(PolicyNotApplied, match="'fp8_unit': layer 0 is stored as bfloat16"):
+        patched(case, monkeypatch, "applied", stay_native).ablate(sink=found.append)
+    assert {t.arm for t in found} == {"bf16", "bf16_repeat"}
+
+
+def test_what_a_server_reserved_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(tokens=93184, blocks=728, block_size=128, max_concurrency=45.5, memory_bytes=2**30)
+
+    def reserve(applied: Applied) -> Applied:
+        return dataclasses.replace(applied, pool=pool)
+
+    case = patched(one_by_one(FakeCase()), monkeypatch, "applied", reserve)
+    _, trials = case.ablate()
+    found = [t for t in trials if isinstance(t, PoolTrial)]
+    assert len(found) == len({t.arm for t in found}) == 9
+    assert {(t.tokens, t.blocks, t.block_size, t.max_concurrency, t.memory_bytes) for t in found} == {
+        (93184, 728, 128, 45.5, 2**30)
+    }
+    _, rest = case.ablate(trials)
+    assert rest == []
+
+
+def test_an_engine_that_answers_for_some_arms_runs_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = FakeCase()
+    some = dataclasses.replace(case.engine.info(), arms=frozenset({"bf16", "fp8_unit"}))
+    monkeypatch.setattr(FakeEngine, "info", lambda _: some)
+    evidence, trials = case.ablate()
+    assert [arm.name for arm in evidence.arms] == ["bf16", "fp8_unit"]
+    assert {t.arm for t in trials} == {"bf16", "fp8_unit"}
+
+
+@pytest.mark.parametrize(("readback", "stops"), [(Readback.CONFIG, True), (Readback.NONE, False)])
+def test_what_cannot_be_read_back_is_said_in_the_conditions(
+    readback: Readback, stops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without scales to see, the dtypes still have to be right; without those, nothing can be compared."""
+
+    def hide_scales(applied: Applied) -> Applied:
+        return dataclasses.replace(applied, k_scales=((),) * 6, v_scales=((),) * 6)
+
+    def stay_native(applied: Applied) -> Applied:
+        return dataclasses.replace(hide_scales(applied), dtypes=("bfloat16",) * 6)
+
+    case = patched(FakeCase(), monkeypatch, "applied", hide_scales)
+    blind = dataclasses.replace(case.engine.info(), readback=readback)
+    monkeypatch.setattr(FakeEngine, "info", lambda _: blind)
+    evidence, _ = case.ablate()
+    assert evidence.conditions.readback == readback
+    patched(case, monkeypatch, "applied", stay_native)
+    with pytest.raises(PolicyNotApplied) if stops else contextlib.nullcontext():
+        case.ablate()
 
 
 def test_arms_take_turns_on_each_timed_shape() -> None:
@@ -187,7 +278,7 @@ def test_a_scale_that_is_not_live_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_bytes_that_are_not_the_worksheets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def one_more(generation: Generation) -> Generation:
-        return dataclasses.replace(generation, held_bytes=generation.held_bytes + 1)
+        return dataclasses.replace(generation, held_bytes=(generation.held_bytes or 0) + 1)
 
     with pytest.raises(EngineError, match="the worksheet says"):
         patched(FakeCase(), monkeypatch, "generate", one_more).ablate()

@@ -99,6 +99,10 @@ class EmbeddedEngine:
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
 
+    @property
+    def one_arm_at_a_time(self) -> bool:
+        return False
+
     def info(self) -> EngineInfo:
         return EngineInfo(
             name="embedded",

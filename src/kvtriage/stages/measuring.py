@@ -1,0 +1,189 @@
+"""One ablation under way: what is there already, and how one more trial is made and checked."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from kvtriage.engines.base import Arm, Engine, Pool, ScoreResponse, Session
+from kvtriage.errors import EngineError
+from kvtriage.kvcache.policy import CachePolicy
+from kvtriage.kvcache.price import capacity_tokens, price_policy
+from kvtriage.records.case import (
+    ArmRecord,
+    CapacityTrial,
+    Plan,
+    PoolTrial,
+    ScoreTrial,
+    TimingTrial,
+    Trial,
+)
+from kvtriage.stages import Reporter
+from kvtriage.tasks import TASKS
+from kvtriage.tasks.base import TaskItem
+from kvtriage.tasks.split import Split
+
+__all__ = ["TIMED_ROLES", "WARM_UP_TOKENS", "Measuring", "Shape", "shapes_to_time"]
+
+TIMED_ROLES = ("baseline", "candidate")
+WARM_UP_TOKENS = 2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One thing to time."""
+
+    phase: str
+    context_len: int
+    batch: int
+    repeat: int
+
+
+def shapes_to_time(plan: Plan) -> list[Shape]:
+    study = plan.study
+    contexts = sorted(set(study.latency_contexts))
+    shapes = [Shape("latency", n, 1, repeat) for repeat in range(study.latency_repeats) for n in contexts]
+    if contexts:
+        middle = statistics.median_low(contexts)
+        shapes += [Shape("throughput", middle, study.batch, repeat) for repeat in range(study.latency_repeats)]
+    return shapes
+
+
+@dataclass
+class Measuring:
+    """Every trial is made here, once, and goes to `sink` as soon as it is known."""
+
+    plan: Plan
+    engine: Engine
+    conditions: str
+    report: Reporter
+    sink: Callable[[Trial], None]
+    trials: list[Trial]
+
+    def add(self, trial: Trial) -> None:
+        self.trials.append(trial)
+        self.sink(trial)
+
+    def unscored(self, items: Sequence[TaskItem], arm: Arm) -> list[TaskItem]:
+        """The items that this arm has no trial of yet."""
+        have = {(t.task, t.item_id) for t in self.trials if isinstance(t, ScoreTrial) and t.arm == arm.name}
+        return [item for item in items if (item.task, item.request.item_id) not in have]
+
+    def untimed(self, arm: Arm) -> list[Shape]:
+        """The shapes that this arm has no trial of yet."""
+        have = {
+            (t.phase, t.context_len, t.batch, t.repeat)
+            for t in self.trials
+            if isinstance(t, TimingTrial) and t.arm == arm.name
+        }
+        return [s for s in shapes_to_time(self.plan) if (s.phase, s.context_len, s.batch, s.repeat) not in have]
+
+    def add_score(self, arm: Arm, item: TaskItem, response: ScoreResponse, reference: ScoreResponse) -> None:
+        self.add(
+            ScoreTrial(
+                arm=arm.name,
+                task=item.task,
+                item_id=item.request.item_id,
+                bucket=item.bucket,
+                scored_tokens=len(response.nll),
+                metrics=TASKS[item.task].score(item, response, reference),
+                conditions=self.conditions,
+            )
+        )
+
+    def add_pool(self, arm: Arm, pool: Pool | None) -> None:
+        """Once per arm: what its first server reserved."""
+        if pool is None:
+            return
+        trial = PoolTrial(
+            arm=arm.name,
+            tokens=pool.tokens,
+            blocks=pool.blocks,
+            block_size=pool.block_size,
+            max_concurrency=pool.max_concurrency,
+            memory_bytes=pool.memory_bytes,
+            conditions=self.conditions,
+        )
+        if not any(isinstance(t, PoolTrial) and t.arm == arm.name for t in self.trials):
+            self.add(trial)
+
+    def warm_up(self, session: Session, split: Split) -> None:
+        """A first generation, not recorded."""
+        session.generate(_prompts(_text(split), shapes_to_time(self.plan)[0]), WARM_UP_TOKENS)
+
+    def time(self, session: Session, arm: Arm, shape: Shape, split: Split) -> None:
+        generation = session.generate(_prompts(_text(split), shape), self.plan.study.decode_tokens)
+        if generation.held_bytes is not None:
+            self._check_bytes(arm.name, arm.policy, shape, generation.held_tokens, generation.held_bytes)
+        self.add(
+            TimingTrial(
+                arm=arm.name,
+                phase=shape.phase,
+                context_len=shape.context_len,
+                batch=shape.batch,
+                repeat=shape.repeat,
+                ttft_s=generation.ttft_s,
+                token_s=generation.token_s,
+                conditions=self.conditions,
+            )
+        )
+
+    def _check_bytes(self, name: str, policy: CachePolicy, shape: Shape, held_tokens: int, held_bytes: int) -> None:
+        """Once per arm and length: the bytes really held, against the worksheet."""
+        key = (name, held_tokens, shape.batch)
+        if key in {(t.arm, t.context_len, t.batch) for t in self.trials if isinstance(t, CapacityTrial)}:
+            return
+        spec = self.engine.spec
+        worksheet = price_policy(spec, policy, [held_tokens] * shape.batch)
+        if held_bytes != worksheet.policy_bytes:
+            raise EngineError(
+                f"arm {name!r} holds {held_bytes} bytes after {held_tokens} tokens, the worksheet says "
+                f"{worksheet.policy_bytes}",
+                hint="the engine does not store what the policy says; no capacity can be promised",
+            )
+        self.add(
+            CapacityTrial(
+                arm=name,
+                context_len=held_tokens,
+                batch=shape.batch,
+                held_bytes=held_bytes,
+                worksheet_bytes=worksheet.policy_bytes,
+                capacity_tokens=capacity_tokens(spec, policy, held_tokens, self.plan.study.memory_bytes),
+                conditions=self.conditions,
+            )
+        )
+
+    def check_engaged(self, arms: Sequence[ArmRecord]) -> None:
+        """Raises EngineError for an arm that should drift and does not at all."""
+        for arm in arms:
+            if arm.role in ("candidate", "bound", "contrast") and arm.same_as is None:
+                found = list(self._kl(arm.name))
+                if found and not any(found):
+                    raise EngineError(
+                        f"arm {arm.name!r} drifts from BF16 by exactly zero on all {len(found)} items",
+                        hint="its cache was never quantised; the numbers of this study mean nothing",
+                    )
+
+    def mean_kl(self, arm: str) -> float:
+        found = list(self._kl(arm))
+        return math.fsum(found) / len(found) if found else 0.0
+
+    def _kl(self, arm: str) -> Iterator[float]:
+        for trial in self.trials:
+            if isinstance(trial, ScoreTrial) and trial.arm == arm:
+                kl = trial.metrics.get("kl")
+                if kl is not None:
+                    yield kl
+
+
+def _text(split: Split) -> list[int]:
+    return [token for item in split.evaluation for token in item.token_ids]
+
+
+def _prompts(text: Sequence[int], shape: Shape) -> list[tuple[int, ...]]:
+    """`batch` prompts of `context_len` tokens, cut from the evaluation text, repeated where it is short."""
+    stretch = shape.context_len * shape.batch
+    stream = list(text) * (stretch // len(text) + 1)
+    return [tuple(stream[i * shape.context_len : (i + 1) * shape.context_len]) for i in range(shape.batch)]

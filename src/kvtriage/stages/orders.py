@@ -1,0 +1,119 @@
+"""In which order arms and items are measured: items go round the arms, or each arm goes through all items.
+
+Items go round where changing arms is cheap: what is there after a kill is paired, and slow drifts of
+the machine hit all arms alike. Where an arm is a server that takes minutes to start, each is opened
+once and goes through everything. BF16 comes first; what it says of each scored position is kept, for
+all others are measured against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from kvtriage.engines.base import Arm, ScoreResponse, Session
+from kvtriage.stages.measuring import Measuring, Shape, shapes_to_time
+from kvtriage.tasks.base import TaskItem
+from kvtriage.tasks.split import Split
+
+__all__ = ["Check", "arm_by_arm", "item_by_item"]
+
+Check = Callable[[Arm, Session], None]
+"""Raises PolicyNotApplied for a session that does something else than the arm asks for."""
+
+
+def item_by_item(
+    run: Measuring, items: Sequence[TaskItem], split: Split, arms: Sequence[Arm], timed: Sequence[Arm], check: Check
+) -> None:
+    """All arms are checked before the first trial. `arms` begin with the baseline."""
+    for arm in arms:
+        with run.engine.open(arm) as session:
+            check(arm, session)
+    _score_items(run, items, arms)
+    _time_shapes(run, split, timed)
+
+
+def _score_items(run: Measuring, items: Sequence[TaskItem], arms: Sequence[Arm]) -> None:
+    pending = {arm.name: {_key(item) for item in run.unscored(items, arm)} for arm in arms}
+    for number, item in enumerate(items):
+        run.report("scoring items", number, len(items))
+        missing = [arm for arm in arms if _key(item) in pending[arm.name]]
+        if not missing:
+            continue
+        with run.engine.open(arms[0]) as session:
+            reference = session.score(item.request)
+        for arm in missing:
+            if arm is arms[0]:
+                response = reference
+            else:
+                with run.engine.open(arm) as session:
+                    response = session.score(item.request)
+            run.add_score(arm, item, response, reference)
+    run.report("scoring items", len(items), len(items))
+
+
+def _time_shapes(run: Measuring, split: Split, arms: Sequence[Arm]) -> None:
+    """Arms take turns within each shape, after one warm-up each."""
+    left = {arm.name: set(run.untimed(arm)) for arm in arms}
+    pending = [(shape, arm) for shape in shapes_to_time(run.plan) for arm in arms if shape in left[arm.name]]
+    warm: set[str] = set()
+    for number, (shape, arm) in enumerate(pending):
+        run.report("timing", number, len(pending))
+        with run.engine.open(arm) as session:
+            if arm.name not in warm:
+                run.warm_up(session, split)
+                warm.add(arm.name)
+            run.time(session, arm, shape, split)
+    run.report("timing", len(pending), len(pending))
+
+
+def arm_by_arm(
+    run: Measuring, items: Sequence[TaskItem], split: Split, arms: Sequence[Arm], timed: Sequence[Arm], check: Check
+) -> None:
+    """Each arm that has anything left to do is opened once, and checked before its first trial.
+
+    An interrupted run scores again what BF16 says on the items that other arms still need: those
+    distributions are in no record. Its trials that are there already are not made again.
+    """
+    baseline, *others = arms
+    needed = {_key(item) for arm in others for item in run.unscored(items, arm)}
+    references: dict[tuple[str, str], ScoreResponse] = {}
+    for arm in arms:
+        missing = {_key(item) for item in run.unscored(items, arm)}
+        wanted = missing | needed if arm is baseline else missing
+        asked = [item for item in items if _key(item) in wanted]
+        shapes: list[Shape] = run.untimed(arm) if arm in timed else []
+        if not asked and not shapes:
+            continue
+        with run.engine.open(arm) as session:
+            check(arm, session)
+            run.add_pool(arm, session.applied().pool)
+            for item, response in _answers(run, session, arm, asked):
+                if arm is baseline:
+                    references[_key(item)] = response
+                if _key(item) in missing:
+                    run.add_score(arm, item, response, references[_key(item)])
+            _time_all(run, session, arm, shapes, split)
+
+
+def _answers(
+    run: Measuring, session: Session, arm: Arm, asked: Sequence[TaskItem]
+) -> Iterator[tuple[TaskItem, ScoreResponse]]:
+    what = f"scoring items under {arm.name}"
+    for number, item in enumerate(asked):
+        run.report(what, number, len(asked))
+        yield item, session.score(item.request)
+    run.report(what, len(asked), len(asked))
+
+
+def _time_all(run: Measuring, session: Session, arm: Arm, shapes: Sequence[Shape], split: Split) -> None:
+    what = f"timing {arm.name}"
+    for number, shape in enumerate(shapes):
+        run.report(what, number, len(shapes))
+        if number == 0:
+            run.warm_up(session, split)
+        run.time(session, arm, shape, split)
+    run.report(what, len(shapes), len(shapes))
+
+
+def _key(item: TaskItem) -> tuple[str, str]:
+    return item.task, item.request.item_id
