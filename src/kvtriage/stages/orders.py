@@ -75,9 +75,11 @@ def arm_by_arm(
     distributions are in no record. Its trials that are there already are not made again.
     """
     baseline, *others = arms
+    # Rounded as a probe, an arm is answered for by the baseline's own server, which runs already.
+    others.sort(key=lambda arm: arm.bound is None)
     needed = {_key(item) for arm in others for item in run.unscored(items, arm)}
     references: dict[tuple[str, str], ScoreResponse] = {}
-    for arm in arms:
+    for arm in (baseline, *others):
         missing = {_key(item) for item in run.unscored(items, arm)}
         wanted = missing | needed if arm is baseline else missing
         asked = [item for item in items if _key(item) in wanted]

@@ -1,0 +1,25 @@
+"""How a server can fail, told apart by what is to be done about it.
+
+EngineError
+├── Unanswered     the same request may be sent again: 5xx, stalled, cut off, too short
+├── ServerGone     the server does not answer at all any more: start it again, where it is ours
+└── Refused        the server understood and said no: asking again would change nothing
+"""
+
+from __future__ import annotations
+
+from kvtriage.errors import EngineError
+
+__all__ = ["Refused", "ServerGone", "Unanswered"]
+
+
+class Unanswered(EngineError):
+    """No whole answer came; nothing of it was recorded."""
+
+
+class ServerGone(EngineError):
+    """The connection was refused, or the process has ended."""
+
+
+class Refused(EngineError):
+    """A 4xx, or an answer that means the server cannot do what is asked."""

@@ -1,0 +1,218 @@
+"""Which server answers for which arm: servers of our own, one at a time, or the user's (see `attach`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from kvtriage.engines.base import Arm
+from kvtriage.engines.vllm.client import Client
+from kvtriage.engines.vllm.failures import Refused, ServerGone
+from kvtriage.engines.vllm.log import backend_of, scale_warnings
+from kvtriage.engines.vllm.metrics import CacheConfig, read_cache_config
+from kvtriage.engines.vllm.observer import LiveLayer, Observer, Probe
+from kvtriage.engines.vllm.recipe import ServerOptions, make_recipe, served_policy
+from kvtriage.engines.vllm.server import Launch, Recipe, Server, launch
+from kvtriage.errors import EngineError
+from kvtriage.fp8.scales import ScaleSet
+from kvtriage.kvcache.spec import CacheSpec
+
+__all__ = ["Fleet", "LaunchedFleet", "OpenServer", "Served", "interrogate"]
+
+OpenServer = Callable[[Recipe, str, Launch], AbstractContextManager[Server]]
+
+
+@dataclass(eq=False)
+class Served:
+    """A server that answers, and what it says of itself."""
+
+    client: Client
+    model: str
+    root: str
+    """What it loaded, as it names it: a folder or a hub id."""
+    longest: int
+    """Tokens of its longest context."""
+    version: str
+    config: CacheConfig | None
+    ranks: tuple[tuple[LiveLayer, ...], ...] | None
+    """None where it has no extension to ask."""
+    observer: Observer | None
+    facts: dict[str, Any]
+    """vLLM's own configuration, where it shows it; else empty."""
+    log_backend: str | None = None
+    warnings: tuple[str, ...] = ()
+    explain: Callable[[], EngineError | None] = lambda: None
+    checked: set[str] = field(default_factory=set)
+    """Arms that were read back on it."""
+    probing: Probe = field(default_factory=dict)
+    """What its extension rounds."""
+
+    @property
+    def block_size(self) -> int:
+        return self.config.pool.block_size if self.config is not None and self.config.pool is not None else 16
+
+
+class Fleet(Protocol):
+    """See the module."""
+
+    @property
+    def one_arm_at_a_time(self) -> bool: ...
+
+    @property
+    def arms(self) -> frozenset[str] | None:
+        """The arms there are servers for; None for any."""
+        ...
+
+    @property
+    def server_args(self) -> tuple[str, ...]: ...
+
+    def serve(self, arm: Arm) -> Served:
+        """The arm's server, started where it has to be. Raises EngineError."""
+        ...
+
+    def restart(self, arm: Arm) -> None:
+        """After its death. Raises the reason where it cannot be started again."""
+        ...
+
+
+def interrogate(client: Client, *, needs_extension: bool) -> Served:
+    """Ask a server who it is. Raises EngineError; Refused where it has no extension and needs one."""
+    match client.get_json("/v1/models"):
+        case {"data": [{"id": str(model), **rest}, *_]}:
+            root, longest = rest.get("root"), rest.get("max_model_len")
+        case _:
+            raise Refused(f"{client.url} lists no model", hint="is it an OpenAI-compatible server?")
+    observer: Observer | None = Observer(client)
+    ranks = None
+    try:
+        ranks = Observer(client).layers()
+    except EngineError:
+        if needs_extension:
+            raise
+        observer = None
+    return Served(
+        client=client,
+        model=model,
+        root=str(root or model),
+        longest=longest if isinstance(longest, int) else 0,
+        version=_optional(client, "/version", "version") or "unknown",
+        config=_cache_config(client),
+        ranks=ranks,
+        observer=observer,
+        facts=_facts(client) if observer is not None else {},
+    )
+
+
+def _optional(client: Client, path: str, key: str) -> str | None:
+    try:
+        match client.get_json(path):
+            case {**found} if isinstance(found.get(key), str):
+                return str(found[key])
+    except EngineError:
+        return None
+    return None
+
+
+def _cache_config(client: Client) -> CacheConfig | None:
+    try:
+        return read_cache_config(client.get_text("/metrics"))
+    except EngineError:
+        return None
+
+
+def _facts(client: Client) -> dict[str, Any]:
+    """Of all that /server_info shows, what is asked for below: the rest may hold secrets and is dropped here."""
+    try:
+        found = client.get_json("/server_info?config_format=json")
+    except EngineError:
+        return {}
+    match found:
+        case {"vllm_config": {"model_config": {"dtype": str(dtype)}, "device_config": {"device": device}}, **rest}:
+            system = rest.get("system_env")
+            gpus = system.get("nvidia_gpu_models") if isinstance(system, dict) else None
+            return {"dtype": dtype.removeprefix("torch."), "device": str(device), "gpus": gpus}
+        case _:
+            return {}
+
+
+class LaunchedFleet:
+    """Servers of our own: at most one runs, and it serves every arm of the same recipe."""
+
+    def __init__(
+        self,
+        spec: CacheSpec,
+        model: Path,
+        options: ServerOptions,
+        how: Launch,
+        checkpoint: Callable[[ScaleSet], Path],
+        open_server: OpenServer = launch,
+    ) -> None:
+        self._spec = spec
+        self._model = model
+        self._options = options
+        self._how = how
+        self._checkpoint = checkpoint
+        self._open_server = open_server
+        self._recipe: Recipe | None = None
+        self._served: Served | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> LaunchedFleet:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop()
+
+    @property
+    def one_arm_at_a_time(self) -> bool:
+        return True
+
+    @property
+    def arms(self) -> frozenset[str] | None:
+        return None
+
+    @property
+    def server_args(self) -> tuple[str, ...]:
+        return self._options.engine_args
+
+    def recipe(self, arm: Arm) -> Recipe:
+        scales = None if served_policy(arm.policy).is_native else arm.scales
+        model = self._model if scales is None else self._checkpoint(scales)
+        return make_recipe(arm, self._spec, str(model), self._options)
+
+    def serve(self, arm: Arm) -> Served:
+        recipe = self.recipe(arm)
+        if self._served is None or recipe != self._recipe:
+            self._stop()
+            self._start(recipe, arm.name)
+        served = self._served
+        if served is None:
+            raise EngineError(f"there is no server for arm {arm.name!r}", hint="run the same command again")
+        return served
+
+    def restart(self, arm: Arm) -> None:
+        reason = None if self._served is None else self._served.explain()
+        if reason is not None and not isinstance(reason, ServerGone):
+            raise reason
+        self._stop()
+        self._how.say(f"server {arm.name}: starting it again")
+
+    def _start(self, recipe: Recipe, name: str) -> None:
+        server = self._stack.enter_context(self._open_server(recipe, _file_name(name), self._how))
+        served = interrogate(server.client, needs_extension=True)
+        served.log_backend = backend_of(server.log)
+        served.warnings = scale_warnings(server.log)
+        served.explain = server.explain
+        self._served, self._recipe = served, recipe
+
+    def _stop(self) -> None:
+        self._served = self._recipe = None
+        self._stack.close()
+        self._stack = ExitStack()
+
+
+def _file_name(arm: str) -> str:
+    return "".join(sign if sign.isalnum() or sign in "-_" else "-" for sign in arm).strip("-")[:80] or "arm"

@@ -1,0 +1,177 @@
+"""What a server really applied: each layer's dtype and scales, read off the live model and not off its flags."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from kvtriage.engines.base import Applied, Arm, Pool
+from kvtriage.engines.vllm.metrics import CacheConfig
+from kvtriage.engines.vllm.observer import LiveLayer
+from kvtriage.errors import PolicyNotApplied
+from kvtriage.kvcache.policy import Fp8, Native, Scaling
+from kvtriage.kvcache.server_args import SLIDING_WINDOW
+from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
+
+__all__ = ["PROBE", "applied_from_config", "applied_from_layers", "check_config", "check_live", "say_readback"]
+
+PROBE = "probe"
+FP8 = "float8_e4m3fn"
+_FP8_STORAGE = ("uint8", "float8_e4m3fn")
+_FP8_FLAGS = ("fp8", "fp8_e4m3")
+
+
+def applied_from_layers(arm: Arm, spec: CacheSpec, ranks: Sequence[Sequence[LiveLayer]], pool: Pool | None) -> Applied:
+    """All ranks together. Raises PolicyNotApplied, naming the layer, where they contradict each other."""
+    dtypes: list[str] = []
+    k_scales: list[tuple[float, ...]] = []
+    v_scales: list[tuple[float, ...]] = []
+    q_scales: list[tuple[float, ...]] = []
+    for layer, fmt in zip(spec.layers, arm.policy.formats, strict=True):
+        live = _of_layer(arm, layer, ranks)
+        dtype = _dtype(live)
+        if dtype != FP8:
+            is_probe = not (isinstance(fmt, Native) or (isinstance(fmt, Fp8) and fmt.heads is None))
+            dtypes.append(PROBE if is_probe else dtype)
+            k_scales.append(())
+            v_scales.append(())
+            q_scales.append(())
+            continue
+        per_head = isinstance(fmt, Fp8) and fmt.scaling is Scaling.PER_HEAD
+        dtypes.append(FP8)
+        k_scales.append(_gathered(arm, layer, live, "k", per_head=per_head))
+        v_scales.append(_gathered(arm, layer, live, "v", per_head=per_head))
+        q_scales.append(_query_scales(layer, live) if live[0].quantizes_q else ())
+    return Applied(tuple(dtypes), tuple(k_scales), tuple(v_scales), tuple(q_scales), pool)
+
+
+def applied_from_config(arm: Arm, spec: CacheSpec, config: CacheConfig, native_dtype: str) -> Applied:
+    """What the flags of a server without the extension say: dtypes alone."""
+    is_fp8 = config.cache_dtype in _FP8_FLAGS
+    dtypes = [FP8 if is_fp8 and not _is_skipped(layer, config.skip_layers) else native_dtype for layer in spec.layers]
+    nothing: tuple[tuple[float, ...], ...] = ((),) * spec.num_layers
+    return Applied(tuple(dtypes), nothing, nothing, nothing, config.pool)
+
+
+def check_config(arm: Arm, config: CacheConfig) -> None:
+    """Flags against policy, for every server that has /metrics. Raises PolicyNotApplied.
+
+    Under `auto` a checkpoint with a kv_cache_scheme is in FP8 without the metrics saying so.
+    """
+    wants_fp8 = any(isinstance(fmt, Fp8) and fmt.heads is None for fmt in arm.policy.formats)
+    has_fp8 = config.cache_dtype in _FP8_FLAGS
+    if wants_fp8 != has_fp8:
+        raise PolicyNotApplied(
+            f"arm {arm.name!r}: the server's cache dtype is {config.cache_dtype}",
+            hint="start it with the flags that --dry-run prints for this arm; they name the dtype",
+        )
+
+
+def check_live(arm: Arm, spec: CacheSpec, ranks: Sequence[Sequence[LiveLayer]]) -> None:
+    """What no comparison of scales would show. Raises PolicyNotApplied, naming the layer."""
+    for complaint in _complaints(arm, spec, ranks):
+        raise PolicyNotApplied(
+            f"arm {arm.name!r}: {complaint}",
+            hint="the server would have measured something else; nothing of this arm was recorded",
+        )
+
+
+def say_readback(arm: Arm, applied: Applied) -> str:
+    """'n of m layers carry the scales of the file, j are BF16 as planned'."""
+    total = len(applied.dtypes)
+    stored = sum(dtype == FP8 for dtype in applied.dtypes)
+    native = sum(isinstance(fmt, Native) for fmt in arm.policy.formats)
+    words = next((dtype for dtype in applied.dtypes if dtype not in (FP8, PROBE)), "bfloat16")
+    planned = f"{native} are {'BF16' if words == 'bfloat16' else words} as planned"
+    if any(dtype == PROBE for dtype in applied.dtypes):
+        return (
+            f"{arm.name}: {sum(d == PROBE for d in applied.dtypes)} of {total} layers are rounded as a probe, {planned}"
+        )
+    if stored == 0:
+        return f"{arm.name}: {native} of {total} layers are {'BF16' if words == 'bfloat16' else words} as planned"
+    if not any(applied.k_scales):
+        return f"{arm.name}: {stored} of {total} layers are in FP8, {planned}; their scales could not be read back"
+    whose = "unit scales" if arm.policy.scaling is Scaling.UNIT else "the scales of the file"
+    return f"{arm.name}: {stored} of {total} layers carry {whose}, {planned}"
+
+
+def _of_layer(arm: Arm, layer: LayerSpec, ranks: Sequence[Sequence[LiveLayer]]) -> list[LiveLayer]:
+    live = [found for rank in ranks for found in rank if found.layer_idx == layer.layer_idx]
+    if not live:
+        raise PolicyNotApplied(
+            f"arm {arm.name!r}: the server shows no attention layer {layer.layer_idx}",
+            hint="is it the same model? layers without attention are not studied",
+        )
+    if len({(found.cache_dtype, found.kv_cache_dtype) for found in live}) > 1:
+        raise PolicyNotApplied(
+            f"arm {arm.name!r}: layer {layer.layer_idx} is stored differently on different ranks",
+            hint="start all ranks with the same flags",
+        )
+    return live
+
+
+def _dtype(live: Sequence[LiveLayer]) -> str:
+    first = live[0]
+    return FP8 if first.kv_cache_dtype in _FP8_FLAGS and first.cache_dtype in _FP8_STORAGE else first.cache_dtype
+
+
+def _gathered(
+    arm: Arm, layer: LayerSpec, live: Sequence[LiveLayer], tensor: str, *, per_head: bool
+) -> tuple[float, ...]:
+    """[Hkv] in global order under per-head scaling; [1] where one number stands for all heads."""
+    own: list[tuple[float, ...]] = [getattr(found, f"{tensor}_scale") for found in live]
+    if all(len(values) == 1 for values in own) or not per_head:
+        different = {value for values in own for value in values}
+        if len(different) == 1:
+            return (different.pop(),) * (layer.num_kv_heads if per_head and layer.num_kv_heads == 1 else 1)
+    by_head: dict[int, float] = {}
+    for found, values in zip(live, own, strict=True):
+        heads = found.heads if found.heads is not None else tuple(range(found.num_kv_heads))
+        by_head |= dict(zip(heads, values, strict=False))
+    return tuple(by_head[head] for head in sorted(by_head))
+
+
+def _query_scales(layer: LayerSpec, live: Sequence[LiveLayer]) -> tuple[float, ...]:
+    """[H]: a number per KV head, or one, serves every query head of its group."""
+    values: list[float] = []
+    for found in live:
+        queries = len(found.query_heads) if found.query_heads is not None else layer.num_attention_heads
+        repeat = queries // len(found.q_scale)
+        values += [value for value in found.q_scale for _ in range(repeat)]
+    return tuple(values)
+
+
+def _complaints(arm: Arm, spec: CacheSpec, ranks: Sequence[Sequence[LiveLayer]]) -> Iterator[str]:
+    by_index = {live.layer_idx: live for rank in ranks for live in rank}
+    for live in (live for rank in ranks for live in rank):
+        at = live.layer_idx
+        if at >= spec.num_layers:
+            yield f"the server has a layer {at}, and the model has {spec.num_layers}"
+            continue
+        if live.unsupported is not None:
+            yield live.unsupported
+        is_fp8 = live.kv_cache_dtype in _FP8_FLAGS
+        if is_fp8 != (live.cache_dtype in _FP8_STORAGE):
+            yield f"layer {at} says {live.kv_cache_dtype} and its cache is {live.cache_dtype}"
+        if not is_fp8:
+            continue
+        for tensor, values in (("k", live.k_scale), ("v", live.v_scale), ("q", live.q_scale)):
+            if not values or not all(math.isfinite(value) and value > 0 for value in values):
+                yield f"the live {tensor}_scale of layer {at} is {list(values)}"
+        scaling = arm.policy.scaling
+        calibrated = scaling in (Scaling.PER_TENSOR, Scaling.PER_HEAD)
+        if calibrated and set(live.k_scale) == {1.0} and set(live.v_scale) == {1.0}:
+            yield f"layer {at} runs on default scales of 1.0: the server did not load those of the file"
+        if scaling is Scaling.PER_HEAD and len(set(live.k_scale)) > 1 and live.per_head_scales is False:
+            yield f"layer {at} holds scales per head, and its backend {live.backend} reads a single one"
+        target = by_index.get(live.shares_with) if live.shares_with is not None else None
+        if target is not None and (target.k_scale, target.v_scale, target.cache_dtype) != (
+            live.k_scale,
+            live.v_scale,
+            live.cache_dtype,
+        ):
+            yield f"layer {at} reads the cache of layer {target.layer_idx} and has other scales or another dtype"
+
+
+def _is_skipped(layer: LayerSpec, skip: Sequence[str]) -> bool:
+    return str(layer.layer_idx) in skip or (SLIDING_WINDOW in skip and layer.kind is LayerKind.SLIDING)

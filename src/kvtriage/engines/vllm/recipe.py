@@ -1,0 +1,148 @@
+"""From an arm to the server that it takes. Pure: the same arm gives the same command."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvtriage.engines.base import Arm
+from kvtriage.engines.vllm.observer import EXTENSION, INSIDE, Probe
+from kvtriage.engines.vllm.scoring import KL_TOP_K
+from kvtriage.engines.vllm.server import Recipe
+from kvtriage.errors import PolicyNotApplied, StudyError
+from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Native, Scaling
+from kvtriage.kvcache.server_args import vllm_args
+from kvtriage.kvcache.spec import CacheSpec
+
+__all__ = [
+    "DEFAULT_COMMAND",
+    "ServerOptions",
+    "check_arm",
+    "make_recipe",
+    "probe_of",
+    "read_engine_args",
+    "served_policy",
+]
+
+DEFAULT_COMMAND = ("vllm", "serve")
+_OURS = (
+    *("--model", "--host", "--port", "--uds", "--kv-cache-dtype", "--kv-cache-dtype-skip-layers"),
+    *("--worker-extension-cls", "--max-logprobs", "--served-model-name", "--calculate-kv-scales"),
+)
+"""Set for each server by its arm."""
+_SECRET = ("--api-key", "--hf-token")
+_LEAST_SEQUENCES = 64
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What all servers of a study share."""
+
+    command: tuple[str, ...] = DEFAULT_COMMAND
+    engine_args: tuple[str, ...] = ()
+    native_dtype: str = "bfloat16"
+    """What an unquantised cache is stored in."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_python(self) -> bool:
+        """Whether the command is a Python module and not `vllm serve`: then the model is no positional word."""
+        return self.command[-1] != "serve"
+
+
+def read_engine_args(words: Sequence[str]) -> tuple[str, ...]:
+    """Each `--engine-arg` as the server's words: '--dtype float32' is two. Raises StudyError."""
+    found: list[str] = []
+    for word in words:
+        try:
+            found += shlex.split(word)
+        except ValueError as error:
+            raise StudyError(
+                f"--engine-arg {word!r} cannot be read: {error}", hint="quote it as for a shell"
+            ) from error
+    for flag in found:
+        name = flag.partition("=")[0]
+        if name in _OURS:
+            raise StudyError(f"--engine-arg {name} is set by each arm itself", hint="leave it out")
+        if name in _SECRET:
+            raise StudyError(
+                f"--engine-arg {name} would write a secret into the records",
+                hint="give it to the server in its environment",
+            )
+    return tuple(found)
+
+
+def check_arm(arm: Arm, spec: CacheSpec) -> None:
+    """Whether an arm is whole. Raises PolicyNotApplied."""
+    if arm.policy.num_layers != spec.num_layers:
+        raise PolicyNotApplied(
+            f"arm {arm.name!r} describes {arm.policy.num_layers} layers, and the model has {spec.num_layers}",
+            hint="the arm belongs to another model",
+        )
+    for fmt in arm.policy.formats:
+        match fmt:
+            case Fp8(Scaling.PER_TENSOR | Scaling.PER_HEAD as scaling):
+                brings = arm.scales is not None and arm.scales.scaling is scaling
+            case Mantissa():
+                brings = arm.bound is not None
+            case _:
+                brings = True
+        if not brings:
+            raise PolicyNotApplied(f"arm {arm.name!r} brings no numbers for {fmt}", hint="calibrate first")
+
+
+def served_policy(policy: CachePolicy) -> CachePolicy:
+    """What the server stores: the policy itself, or BF16 where only a probe inside can do it."""
+    whole = all(isinstance(fmt, Native) or (isinstance(fmt, Fp8) and fmt.heads is None) for fmt in policy.formats)
+    return (
+        policy if whole and (policy.is_native or policy.scaling is not None) else CachePolicy.native(policy.num_layers)
+    )
+
+
+def probe_of(arm: Arm) -> Probe:
+    """What the extension has to round so that a BF16 server does what `arm` asks; nothing for a native policy."""
+    layers: dict[int, dict[str, object]] = {}
+    words: tuple[str, tuple[int, ...] | None, tuple[float, ...], tuple[float, ...]]
+    for layer_idx, fmt in enumerate(arm.policy.formats):
+        match fmt:
+            case Native():
+                continue
+            case Fp8(Scaling.UNIT, heads):
+                words = ("fp8", heads, (1.0,), (1.0,))
+            case Fp8(_, heads) if arm.scales is not None:
+                own = arm.scales.layers[layer_idx]
+                words = ("fp8", heads, own.k, own.v)
+            case Mantissa(heads) if arm.bound is not None:
+                words = ("mantissa", heads, arm.bound.k[layer_idx], arm.bound.v[layer_idx])
+            case _:
+                raise PolicyNotApplied(f"arm {arm.name!r} brings no numbers for {fmt}", hint="calibrate first")
+        layers[layer_idx] = dict(zip(("format", "heads", "k", "v"), words, strict=True))
+    return layers
+
+
+def make_recipe(arm: Arm, spec: CacheSpec, model: str, options: ServerOptions) -> Recipe:
+    """`model` is the folder: the base for BF16 and unit scales, an overlay with scales for the others.
+
+    Flags that an arm's policy decides come from kvcache.server_args alone.
+    """
+    policy = served_policy(arm.policy)
+    named = ("--model", model) if options.is_python else (model,)
+    chunk = () if arm.prefill_chunk is None else _chunked(arm.prefill_chunk)
+    return Recipe(
+        command=(
+            *(*options.command, *named),
+            *vllm_args(policy, spec, None, options.native_dtype),
+            *("--max-logprobs", str(KL_TOP_K), "--generation-config", "vllm"),
+            *("--worker-extension-cls", EXTENSION),
+            *chunk,
+            *options.engine_args,
+        ),
+        environment={"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(INSIDE), **options.environment},
+    )
+
+
+def _chunked(tokens: int) -> tuple[str, ...]:
+    """Steps of at most so many tokens; a step has to have room for every running sequence."""
+    sequences = str(min(tokens, _LEAST_SEQUENCES))
+    return ("--max-num-batched-tokens", str(tokens), "--max-num-seqs", sequences, "--enable-chunked-prefill")

@@ -1,0 +1,205 @@
+"""One server of ours: started on 127.0.0.1, waited for, and stopped with all its children whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtriage.engines.vllm import warden
+from kvtriage.engines.vllm.client import Client
+from kvtriage.engines.vllm.failures import Refused, ServerGone, Unanswered
+from kvtriage.engines.vllm.log import PORT_TAKEN, ending_of, phase_of
+from kvtriage.errors import EngineError
+from kvtriage.files import writing
+
+__all__ = ["HOST", "Launch", "Recipe", "Server", "launch", "show_command", "split_command"]
+
+HOST = "127.0.0.1"
+_POLL_S = 0.1
+_LEAST_POLL_S = 0.02
+_GRACE_S = 20.0
+_STOP_S = 40.0
+_PORTS_TRIED = 3
+_LOG_TAIL = 256 * 1024
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What makes one server: two arms with equal recipes share it."""
+
+    command: tuple[str, ...]
+    """The program and its arguments, the port aside."""
+    environment: Mapping[str, str]
+    """What is added to kvtriage's own."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How servers are started, whatever the arm."""
+
+    logs: Path
+    say: Say
+    start_timeout_s: float = 1800.0
+    grace_s: float = _GRACE_S
+
+
+class Server:
+    """A server that answers. `log` is what it has written since it was started."""
+
+    def __init__(self, client: Client, log_file: Path, log_start: int, warden_process: subprocess.Popen[bytes]) -> None:
+        self.client = client
+        self._log_file = log_file
+        self._log_start = log_start
+        self._warden = warden_process
+
+    @property
+    def log(self) -> str:
+        return _read_log(self._log_file, self._log_start)
+
+    @property
+    def is_running(self) -> bool:
+        return self._warden.poll() is None
+
+    def explain(self) -> EngineError | None:
+        """Why it ended; None while it runs. ServerGone where starting it again may help."""
+        if self.is_running:
+            return None
+        return _ended(self._log_file, self._log_start)
+
+
+def split_command(text: str) -> tuple[str, ...]:
+    """`--vllm-command` as words. Raises EngineError for one that cannot be read."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise EngineError(f"--vllm-command cannot be read: {error}", hint="quote it as for a shell") from error
+    if not words:
+        raise EngineError("--vllm-command is empty", hint="leave it out for 'vllm serve'")
+    return tuple(words)
+
+
+def show_command(recipe: Recipe) -> str:
+    """The command as a shell takes it, environment first, to be copied."""
+    words = [f"{name}={shlex.quote(value)}" for name, value in sorted(recipe.environment.items())]
+    return " ".join([*words, shlex.join(recipe.command)])
+
+
+@contextlib.contextmanager
+def launch(recipe: Recipe, name: str, how: Launch) -> Iterator[Server]:
+    """A server that is ready; stopped at the end of the block. `name` names its log.
+
+    Raises ServerGone or EngineError with what the log says when it ends or is not ready in time, StorageError.
+    """
+    for attempt in range(1, _PORTS_TRIED + 1):
+        with contextlib.ExitStack() as stack:
+            try:
+                server = stack.enter_context(_start(recipe, name, how))
+            except ServerGone as gone:
+                if attempt < _PORTS_TRIED and PORT_TAKEN in gone.message:
+                    continue
+                # What ends while it starts would end again: it is not started a second time.
+                raise EngineError(gone.message, hint=gone.hint) from gone
+            yield server
+            return
+
+
+@contextlib.contextmanager
+def _start(recipe: Recipe, name: str, how: Launch) -> Iterator[Server]:
+    port = _free_port()
+    log_file = how.logs / f"{name}.log"
+    command = [*recipe.command, "--host", HOST, "--port", str(port)]
+    with contextlib.ExitStack() as stack:
+        with writing(log_file):
+            how.logs.mkdir(parents=True, exist_ok=True)
+            log = stack.enter_context(log_file.open("ab"))
+        start = log.tell()
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", warden.__file__, str(how.grace_s), *command],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, **recipe.environment},
+        )
+        stack.callback(_stop, process, how.grace_s)
+        client = stack.enter_context(Client(f"http://{HOST}:{port}"))
+        server = Server(client, log_file, start, process)
+        _await_ready(server, name, how)
+        yield server
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _await_ready(server: Server, name: str, how: Launch) -> None:
+    started = time.monotonic()
+    said, pause = "", _LEAST_POLL_S
+    while not _is_ready(server.client):
+        if (ended := server.explain()) is not None:
+            raise ended
+        phase = phase_of(server.log)
+        took = time.monotonic() - started
+        if phase != said:
+            how.say(f"server {name}: {phase} ({took:.0f} s)")
+            said = phase
+        if took > how.start_timeout_s:
+            raise EngineError(
+                f"the server of {name} was not ready after {how.start_timeout_s:.0f} s; it was {phase}",
+                hint=f"its log is servers/{name}.log; --start-timeout gives it longer",
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, _POLL_S)
+    if (ended := server.explain()) is not None:
+        raise ended
+    how.say(f"server {name}: ready after {time.monotonic() - started:.0f} s")
+
+
+def _is_ready(client: Client) -> bool:
+    try:
+        client.get_text("/health")
+    except (ServerGone, Unanswered, Refused):
+        return False
+    return True
+
+
+def _stop(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """Tell the warden by closing its stdin, and wait for it to have ended everything."""
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+    try:
+        process.wait(grace_s + _STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _read_log(file: Path, start: int) -> str:
+    """At most the last 256 KiB of what was written since `start`, and the first as much."""
+    with contextlib.suppress(OSError), file.open("rb") as log:
+        log.seek(start)
+        head = log.read(_LOG_TAIL)
+        size = log.seek(0, os.SEEK_END)
+        log.seek(max(start + len(head), size - _LOG_TAIL))
+        return (head + log.read(_LOG_TAIL)).decode(errors="replace")
+    return ""
+
+
+def _ended(file: Path, start: int) -> EngineError:
+    ending = ending_of(_read_log(file, start))
+    kind = ServerGone if ending.may_be_tried_again else EngineError
+    return kind(f"the server of {file.stem} is gone: {ending.reason}", hint=f"{ending.hint}; its log is {file}")

@@ -1,0 +1,110 @@
+"""A smoke test before the measurement: the corners in which a server quietly goes wrong.
+
+A ragged batch against the same texts alone, a prefix that is in the cache already, a text that
+ends just past a sliding window, and the count of NaN that passed. Cheap, and never recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+from kvtriage.engines.base import ScoreRequest
+from kvtriage.engines.vllm.client import Client
+from kvtriage.engines.vllm.failures import Refused
+from kvtriage.engines.vllm.observer import Observer
+from kvtriage.engines.vllm.scoring import read_score, score_body
+from kvtriage.engines.vllm.timing import closed_loop, stream_body
+from kvtriage.errors import EngineError, NonFinite
+from kvtriage.kvcache.spec import CacheSpec
+
+__all__ = ["SMOKE_TEXT", "smoke_test"]
+
+SMOKE_TEXT = (
+    "The cache of a language model remembers every token it has read. What it remembers is rounded, and the "
+    "question is whether the rounding can be heard in what the model says next. "
+)
+_LENGTHS = (5, 17, 33)
+_SCORED = 4
+_NEW = 3
+_BATCH_TOLERANCE = 0.1
+"""Nats per token between a text alone and in a ragged batch: rounding is far below, a mix-up far above."""
+_LONGEST = 4096
+"""Tokens beyond which no window is tried: the test has to stay cheap."""
+
+
+def smoke_test(
+    client: Client,
+    model: str,
+    spec: CacheSpec,
+    text: Sequence[int],
+    salt: Callable[[], str],
+    longest: int,
+    block_size: int,
+    observer: Observer | None,
+) -> float:
+    """Mean NLL of the smoke text, nats per token. `longest` is the server's own limit, in
+    tokens, as is its `block_size`: a prefix is found again in whole blocks.
+
+    Raises EngineError, NonFinite.
+    """
+    requests = [ScoreRequest(f"smoke text of {n} tokens", tuple(_take(text, n)), n - _SCORED) for n in _LENGTHS]
+    alone = [_score(client, model, [request], salt)[0] for request in requests]
+    together = _score(client, model, requests, salt)
+    for request, one, other in zip(requests, alone, together, strict=True):
+        if not abs(one - other) <= _BATCH_TOLERANCE:
+            raise EngineError(
+                f"{request.item_id} costs {one:.3f} nats per token alone and {other:.3f} in a ragged batch",
+                hint="the server mixes up sequences of a batch; nothing it says can be believed",
+            )
+    _prefix_hit(client, model, _take(text, max(_LENGTHS[-1], min(2 * block_size + 1, longest - 1))), salt())
+    windows = [layer.window_tokens for layer in spec.layers if layer.window_tokens is not None]
+    past = min(windows, default=0) + _NEW
+    if windows and past + _NEW <= min(longest, _LONGEST):
+        closed_loop(client, [stream_body(model, _take(text, past), _NEW, salt())], 1)
+    if observer is not None:
+        for layer_idx, count in observer.nonfinite().items():
+            if count:
+                raise NonFinite(
+                    f"{count} elements of Q, K or V of layer {layer_idx} are NaN or infinite",
+                    hint="look at the weights, and at the scales of this layer",
+                )
+    return alone[-1]
+
+
+def _score(client: Client, model: str, requests: Sequence[ScoreRequest], salt: Callable[[], str]) -> list[float]:
+    async def work() -> list[object]:
+        bodies = [score_body(model, request, 1, salt()) for request in requests]
+        return list(await asyncio.gather(*(client.post("/v1/completions", body) for body in bodies)))
+
+    answers = client.run(work())
+    return [_mean(read_score(request, answer).nll) for request, answer in zip(requests, answers, strict=True)]
+
+
+def _prefix_hit(client: Client, model: str, text: Sequence[int], salt: str) -> None:
+    """Twice the same prompt under one salt: the second finds its prefix in the cache."""
+    body = {**stream_body(model, text, 1, salt), "stream": False, "logprobs": 1}
+    first, second = (_first_log_prob(client.post_json("/v1/completions", body)) for _ in range(2))
+    if not abs(first - second) <= _BATCH_TOLERANCE:
+        raise EngineError(
+            f"the same prompt goes on with {first:.3f} nats, and with {second:.3f} once its prefix is in the cache",
+            hint="try --engine-arg --no-enable-prefix-caching; a cache that changes answers cannot be studied",
+        )
+
+
+def _first_log_prob(answer: object) -> float:
+    match answer:
+        case {"choices": [{"logprobs": {"token_logprobs": [float() | int() as log_prob, *_]}}, *_]}:
+            return float(log_prob)
+        case _:
+            raise Refused("the server gives no logprobs of what it generates", hint="it needs vLLM's /v1/completions")
+
+
+def _take(text: Sequence[int], count: int) -> list[int]:
+    return list(itertools.islice(itertools.cycle(text), count))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

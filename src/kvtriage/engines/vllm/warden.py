@@ -1,0 +1,108 @@
+"""A small program between kvtriage and one server, so that no server outlives kvtriage.
+
+    python warden.py GRACE_SECONDS COMMAND...
+
+It starts COMMAND in a session of its own and holds on to its own stdin. When that closes, because
+kvtriage asks for the end or has died in whatever way, the server's process group is asked to end
+(SIGTERM) and, after the grace, made to (SIGKILL). What the server left behind, in any session, comes to
+the warden as the reaper of its descendants (Linux), and is ended too, by its id. The warden's exit code
+is the server's.
+
+It runs as a script, and imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["guard", "main"]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_TICK_S = 0.05
+
+
+def guard(command: Sequence[str], grace_s: float, stdin: int) -> int:
+    """Run `command` until it ends or `stdin` closes; returns its exit code, negative for a signal."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        server = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+        )
+    except OSError as error:
+        print(f"Error: cannot start {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        return 127
+    while server.poll() is None and not _is_closed(stdin):
+        pass
+    if server.poll() is None:
+        _signal_group(server.pid, signal.SIGTERM)
+        _wait(server, grace_s)
+    _signal_group(server.pid, signal.SIGKILL)
+    code = server.wait()
+    _end_orphans()
+    return code
+
+
+def main(words: Sequence[str]) -> int:
+    # Ctrl-C in a terminal reaches kvtriage, which closes stdin when it is done.
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    code = guard(words[1:], float(words[0]), sys.stdin.fileno())
+    return code if code >= 0 else 128 - code
+
+
+def _is_closed(stdin: int) -> bool:
+    """Whether the other end has gone, waiting for a moment."""
+    ready, _, _ = select.select([stdin], [], [], _TICK_S)
+    return bool(ready) and os.read(stdin, 4096) == b""
+
+
+def _wait(server: subprocess.Popen[bytes], seconds: float) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(seconds)
+
+
+def _signal_group(leader: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+def _end_orphans() -> None:
+    """Descendants whose parents are gone are the warden's own children now."""
+    deadline = time.monotonic() + 5
+    while (children := _children()) and time.monotonic() < deadline:
+        for child in children:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(_TICK_S)
+
+
+def _children() -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    return []
+
+
+def _prctl(option: int, value: int) -> None:
+    """Linux alone has it; elsewhere the process group has to do."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
