@@ -11,9 +11,20 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["Machine", "case_argument", "machine_options"]
+__all__ = ["Machine", "Servers", "case_argument", "machine_options"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Servers:
+    """What --engine vllm is told."""
+
+    command: str | None = None
+    engine_args: tuple[str, ...] = ()
+    arms: tuple[str, ...] = ()
+    """NAME=URL of servers that run already; none to start servers here."""
+    start_timeout_s: float = 1800.0
 
 
 @dataclass(frozen=True)
@@ -23,6 +34,8 @@ class Machine:
     device: str | None
     threads: int | None
     trust_remote_code: bool
+    servers: Servers | None = None
+    """None for the embedded engine."""
 
 
 def _refuse_more_than_cores(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
@@ -39,16 +52,58 @@ def case_argument(command: _Command) -> _Command:
 
 
 def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--device, --threads and --trust-remote-code, which reach the command as one `machine`."""
+    """Where and with which engine to run; all of it reaches the command as one `machine`."""
 
     @functools.wraps(command)
     def with_machine(
-        *args: Any, device: str | None, threads: int | None, trust_remote_code: bool, **kwargs: Any
+        *args: Any,
+        device: str | None,
+        threads: int | None,
+        trust_remote_code: bool,
+        engine: str,
+        vllm_command: str | None,
+        engine_args: tuple[str, ...],
+        arms: tuple[str, ...],
+        start_timeout: float,
+        **kwargs: Any,
     ) -> Any:
-        return command(*args, machine=Machine(device, threads, trust_remote_code), **kwargs)
+        servers = None
+        if engine == "vllm":
+            servers = Servers(vllm_command, engine_args, arms, start_timeout)
+        elif vllm_command is not None or engine_args or arms:
+            raise click.UsageError("--vllm-command, --engine-arg and --arm are for --engine vllm")
+        return command(*args, machine=Machine(device, threads, trust_remote_code, servers), **kwargs)
 
     wrapped: Callable[..., Any] = with_machine
     for option in (
+        click.option(
+            "--start-timeout",
+            type=click.FloatRange(min=1),
+            default=1800.0,
+            metavar="SECONDS",
+            help="How long a server may take to start.  [default: 1800]",
+        ),
+        click.option(
+            "--arm",
+            "arms",
+            multiple=True,
+            metavar="NAME=URL",
+            help="A server that runs already, for each arm: bf16=http://HOST:PORT. Nothing is started then.",
+        ),
+        click.option(
+            "--engine-arg",
+            "engine_args",
+            multiple=True,
+            metavar="ARG",
+            help="An argument for every server, such as --enforce-eager. Repeatable.",
+        ),
+        click.option("--vllm-command", metavar="COMMAND", help="What starts a server.  [default: vllm serve]"),
+        click.option(
+            "--engine",
+            type=click.Choice(["embedded", "vllm"]),
+            default="embedded",
+            help="Who runs the model.  [default: embedded]",
+        ),
         click.option(
             "--trust-remote-code", is_flag=True, help="Run Python code that the model folder brings. Read it first."
         ),

@@ -13,7 +13,6 @@ from kvtriage.cli.dry_run import print_dry_run
 from kvtriage.cli.job import (
     Subject,
     Wiring,
-    embedded,
     open_job,
     open_subject_engine,
     read_subject,
@@ -24,6 +23,7 @@ from kvtriage.cli.job import (
     run_report,
 )
 from kvtriage.cli.options import Machine, machine_options
+from kvtriage.cli.servers import choose_wiring
 from kvtriage.cli.settings import Override, load_study, parse_buckets, parse_memory
 from kvtriage.cli.sources import DEMO_DATA, resolve_data, resolve_model
 from kvtriage.cli.summary import render_verdict
@@ -92,7 +92,6 @@ def run_command(
     Example:
       kvtriage run demo:gemma3-270m --data demo:english --out case/
     """
-    room = embedded if wiring is None else wiring
     given: dict[str, Override | None] = {
         "buckets": buckets,
         "items_per_bucket": items,
@@ -101,6 +100,7 @@ def run_command(
         "memory_bytes": memory,
     }
     study = load_study(study_file, {key: value for key, value in given.items() if value is not None}, quick=quick)
+    room = choose_wiring(wiring, machine, out, study)
     if out is None and not dry_run:
         raise click.UsageError("missing option '--out'")
     if out is not None:

@@ -12,7 +12,6 @@ from kvtriage.cli.dry_run import print_dry_run
 from kvtriage.cli.job import (
     Job,
     Wiring,
-    embedded,
     open_job,
     reread_subject,
     run_ablate,
@@ -22,6 +21,7 @@ from kvtriage.cli.job import (
     run_report,
 )
 from kvtriage.cli.options import Machine, case_argument, machine_options
+from kvtriage.cli.servers import choose_wiring
 from kvtriage.cli.summary import render_verdict
 from kvtriage.records.case import Plan, ScaleRecord, Sensitivities
 
@@ -123,8 +123,9 @@ def report_command(case_path: Path) -> None:
 
 
 def _with_job(wiring: Callable[[], Wiring] | None, path: Path, machine: Machine, work: Callable[[Job], object]) -> None:
-    room = embedded if wiring is None else wiring
     with open_case(path, create=False) as case:
-        subject = reread_subject(case.need(Plan), machine, room)
+        plan = case.need(Plan)
+        room = choose_wiring(wiring, machine, path, plan.study)
+        subject = reread_subject(plan, machine, room)
         with open_job(case, subject, machine, room) as job:
             work(job)

@@ -207,6 +207,7 @@ class Player:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     player: Player
 
     def log_message(self, *args: Any) -> None:

@@ -1,0 +1,123 @@
+"""--engine vllm: from the command line to servers, started here or attached to."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvtriage.cli.case import CHECKPOINT, CHECKPOINT_PER_TENSOR
+from kvtriage.cli.job import Wiring, embedded
+from kvtriage.cli.options import Machine, Servers
+from kvtriage.cli.terminal import say
+from kvtriage.engines.base import Engine, Tokenizer
+from kvtriage.errors import CaseError, EngineError, StudyError
+from kvtriage.fp8.scales import ScaleSet
+from kvtriage.kvcache.policy import Scaling
+from kvtriage.kvcache.spec import CacheSpec
+from kvtriage.records.study import Study
+
+if TYPE_CHECKING:
+    from kvtriage.engines.vllm.fleet import Fleet
+
+__all__ = ["choose_wiring"]
+
+_LENGTH_STEP = 256
+_NATIVE = {"float32": "auto", "float": "auto", "float16": "float16", "half": "float16"}
+"""`--dtype` of the model → what its unquantised cache is asked to be; BF16 otherwise. A float32 cache has no
+name of its own."""
+_OVERLAYS = {Scaling.PER_HEAD: CHECKPOINT, Scaling.PER_TENSOR: CHECKPOINT_PER_TENSOR}
+
+
+def choose_wiring(
+    given: Callable[[], Wiring] | None, machine: Machine, case: Path | None, study: Study
+) -> Callable[[], Wiring]:
+    """`given` for a test; else the engine that the command line names. `case` None writes no records."""
+    if given is not None:
+        return given
+    match machine.servers:
+        case None:
+            return embedded
+        case Servers() as servers:
+            return lambda: _vllm(servers, machine, case, study)
+
+
+def _vllm(servers: Servers, machine: Machine, case: Path | None, study: Study) -> Wiring:
+    """Raises EngineError when a library is missing. The tokenizer is the embedded engine's."""
+    try:
+        from kvtriage.engines.vllm.attach import AttachedFleet, read_urls
+        from kvtriage.engines.vllm.client import token_from_environment
+        from kvtriage.engines.vllm.engine import VllmEngine
+        from kvtriage.engines.vllm.fleet import LaunchedFleet
+        from kvtriage.engines.vllm.recipe import DEFAULT_COMMAND, ServerOptions, read_engine_args
+        from kvtriage.engines.vllm.server import Launch, split_command
+    except ImportError as error:
+        raise EngineError(
+            f"the vLLM engine cannot start: {error}", hint="pip install 'kvtriage[engine,vllm]', then kvtriage selftest"
+        ) from error
+    urls = read_urls(servers.arms)
+    words = read_engine_args(servers.engine_args)
+    command = DEFAULT_COMMAND if servers.command is None else split_command(servers.command)
+
+    def fleet(folder: Path, spec: CacheSpec) -> contextlib.AbstractContextManager[Fleet]:
+        if urls:
+            names = (folder.name, CHECKPOINT, CHECKPOINT_PER_TENSOR)
+            return AttachedFleet(urls, names, token_from_environment())
+        options = ServerOptions(command, _with_length(words, study, spec), _native_dtype(words))
+        logs = Path.cwd() / "servers" if case is None else case.resolve() / "servers"
+        how = Launch(logs, say, servers.start_timeout_s)
+        return LaunchedFleet(spec, folder, options, how, lambda scales: _overlay(case, scales))
+
+    @contextlib.contextmanager
+    def open_engine(
+        folder: Path,
+        spec: CacheSpec,
+        *,
+        numerics: str,
+        device: str | None,
+        threads: int | None,
+        trust_remote_code: bool,
+    ) -> Iterator[Engine]:
+        with fleet(folder, spec) as servers:
+            yield VllmEngine(spec, load_tokenizer(folder, trust_remote_code), servers, say)
+
+    load_tokenizer: Callable[[Path, bool], Tokenizer] = embedded().load_tokenizer
+    return Wiring(load_tokenizer, open_engine, _refuse_device)
+
+
+def _refuse_device(name: str) -> object:
+    raise StudyError(f"--device {name} is for the embedded engine", hint="a server is told by --engine-arg")
+
+
+def _overlay(case: Path | None, scales: ScaleSet) -> Path:
+    """The checkpoint of the case that holds these scales. Raises CaseError."""
+    name = _OVERLAYS.get(scales.scaling)
+    if case is None or name is None or not (case / name).is_dir():
+        raise CaseError(
+            f"there is no checkpoint with {scales.scaling} scales to serve",
+            hint="kvtriage calibrate writes it; a model that has KV scales of its own gets none",
+        )
+    return case.resolve() / name
+
+
+def _with_length(words: tuple[str, ...], study: Study, spec: CacheSpec) -> tuple[str, ...]:
+    """A context just long enough for the study, unless the user says how long: memory goes to the cache."""
+    if any(word.partition("=")[0] == "--max-model-len" for word in words):
+        return words
+    needed = 1 + max(
+        *study.buckets,
+        *(context + study.decode_tokens for context in study.latency_contexts),
+        study.calibration_tokens,
+        study.probe_tokens,
+    )
+    longest = min(-(-needed // _LENGTH_STEP) * _LENGTH_STEP, spec.max_model_len)
+    return (*words, "--max-model-len", str(longest))
+
+
+def _native_dtype(words: tuple[str, ...]) -> str:
+    for word, after in zip(words, (*words[1:], ""), strict=True):
+        name, equals, value = word.partition("=")
+        if name == "--dtype":
+            return _NATIVE.get(value if equals else after, "bfloat16")
+    return "bfloat16"
