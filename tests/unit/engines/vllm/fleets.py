@@ -49,6 +49,7 @@ class Stable:
     spec: CacheSpec
     folder: Path
     faults: Faults = field(default_factory=Faults)
+    stall_s: float = 60.0
     started: list[Player] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
 
@@ -57,7 +58,7 @@ class Stable:
         player, _ = read_flags(list(recipe.command))
         player.geometry, player.faults = geometry_of(self.spec), self.faults
         self.started.append(player)
-        with playing(player) as url, Client(url, stall_s=0.3) as client:
+        with playing(player) as url, Client(url, stall_s=self.stall_s) as client:
             yield cast(Server, _Thread(client, player))
 
     def checkpoint(self, scales: ScaleSet) -> Path:

@@ -27,6 +27,8 @@ from typing import Any
 __all__ = ["Faults", "Geometry", "Player", "playing"]
 
 VOCABULARY = 40
+STALL_S = 2.0
+"""How long a stalled stream is silent before it breaks off."""
 SCALES = "fake_scales.json"
 
 
@@ -378,7 +380,7 @@ class _Handler(BaseHTTPRequestHandler):
             if cut or stalled or fails:
                 break
         if stalled:
-            time.sleep(1.0)
+            time.sleep(STALL_S)
         if cut or stalled:
             self.close_connection = True
             self.connection.close()

@@ -1,0 +1,149 @@
+"""Launching for real: ports, readiness, logs, deaths while starting, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvtriage.engines.vllm.server import Launch, Recipe, launch, show_command, split_command
+from kvtriage.errors import EngineError
+
+FAKE = str(Path(__file__).with_name("misbehaving_server.py"))
+ROOT = Path(__file__).parents[4]
+
+
+def recipe(tmp_path: Path, **environment: str) -> Recipe:
+    return Recipe((sys.executable, FAKE, str(tmp_path / "model")), environment)
+
+
+def how(tmp_path: Path, said: list[str] | None = None, timeout_s: float = 20.0) -> Launch:
+    return Launch(tmp_path / "servers", [].append if said is None else said.append, timeout_s, grace_s=1.0)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/status")
+    return "State:\tZ" not in status.read_text() if status.exists() else False
+
+
+def wait_for(condition: object, seconds: float = 15.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if callable(condition) and condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_server_starts_on_loopback_answers_and_is_gone(tmp_path: Path) -> None:
+    said: list[str] = []
+    marker = tmp_path / "pids"
+    with launch(recipe(tmp_path, FAKE_CHILD=str(marker)), "bf16", how(tmp_path, said)) as server:
+        assert server.client.url.startswith("http://127.0.0.1:")
+        assert server.client.get_json("/version") == {"version": "0.32.0"}
+        assert server.explain() is None
+        pids = [int(word) for word in marker.read_text().split()]
+        assert all(map(is_alive, pids))
+    assert not any(map(is_alive, pids)), "the worker in a session of its own is ended too"
+    assert "Application startup complete" in (tmp_path / "servers" / "bf16.log").read_text()
+    assert said[-1].startswith("server bf16: ready after ")
+
+
+def test_a_log_is_added_to_and_read_from_its_own_start(tmp_path: Path) -> None:
+    for _ in range(2):
+        with launch(recipe(tmp_path), "bf16", how(tmp_path)) as server:
+            assert server.log.count("Resolved architecture") == 1
+    assert (tmp_path / "servers" / "bf16.log").read_text().count("Resolved architecture") == 2
+
+
+@pytest.mark.parametrize(
+    ("start", "says"),
+    [("oom", "ran out of memory"), ("dies", "ended by itself: ValueError: this model is broken")],
+)
+def test_a_server_that_dies_while_loading_says_why(tmp_path: Path, start: str, says: str) -> None:
+    with (
+        pytest.raises(EngineError) as caught,
+        launch(recipe(tmp_path, FAKE_FAULTS=f'{{"start": "{start}"}}'), "bf16", how(tmp_path)),
+    ):
+        pass
+    assert says in caught.value.message
+    assert "bf16.log" in caught.value.hint
+
+
+def test_a_port_that_was_taken_meanwhile_is_another_one_next_time(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    asked = recipe(tmp_path, FAKE_FAULTS='{"start": "port"}', FAKE_MARKER=str(marker))
+    with launch(asked, "bf16", how(tmp_path)) as server:
+        assert server.client.get_text("/health") == ""
+    assert marker.exists()
+
+
+def test_a_server_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with (
+        pytest.raises(EngineError, match="was not ready after 1 s; it was loading the weights"),
+        launch(recipe(tmp_path, FAKE_FAULTS='{"start": "never"}'), "bf16", how(tmp_path, timeout_s=1.0)),
+    ):
+        pass
+    assert time.monotonic() - started < 15
+
+
+def test_a_command_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with (
+        pytest.raises(EngineError, match="cannot start no-such-vllm"),
+        launch(Recipe(("no-such-vllm", "serve"), {}), "bf16", how(tmp_path)),
+    ):
+        pass
+
+
+def test_a_death_is_noticed_and_explained(tmp_path: Path) -> None:
+    marker = tmp_path / "pids"
+    with launch(recipe(tmp_path, FAKE_CHILD=str(marker)), "bf16", how(tmp_path)) as server:
+        os.kill(int(marker.read_text().split()[0]), signal.SIGKILL)
+        assert wait_for(lambda: server.explain() is not None)
+        assert "the server of bf16 is gone" in str(server.explain())
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from kvtriage.engines.vllm.server import Launch, Recipe, launch
+recipe = Recipe((sys.executable, sys.argv[1], "model"), {"FAKE_CHILD": sys.argv[2]})
+with launch(recipe, "bf16", Launch(Path(sys.argv[3]), lambda line: None, 20.0, grace_s=1.0)):
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_server_outlives_kvtriage_whatever_ends_it(tmp_path: Path, number: signal.Signals) -> None:
+    marker = tmp_path / "pids"
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, FAKE, str(marker), str(tmp_path / "servers")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    with owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"ready\n"
+        pids = [int(word) for word in marker.read_text().split()]
+        owner.send_signal(number)
+    assert wait_for(lambda: not any(map(is_alive, pids)))
+
+
+def test_commands_are_words_and_words_are_commands() -> None:
+    assert split_command("docker run --gpus 'all' vllm") == ("docker", "run", "--gpus", "all", "vllm")
+    assert show_command(Recipe(("vllm", "serve", "a b"), {"X": "1"})) == "X=1 vllm serve 'a b'"
+    for text in ("", "'unclosed"):
+        with pytest.raises(EngineError, match="--vllm-command"):
+            split_command(text)
