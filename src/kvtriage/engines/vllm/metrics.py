@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvtriage.engines.base import Pool
 
-__all__ = ["CacheConfig", "read_cache_config", "read_counter"]
+__all__ = ["CacheConfig", "read_cache_config"]
 
 _INFO = "vllm:cache_config_info"
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)", re.MULTILINE)
@@ -40,12 +40,6 @@ def read_cache_config(metrics: str) -> CacheConfig | None:
         prefix_caching=labels.get("enable_prefix_caching") == "True",
         pool=_pool(labels),
     )
-
-
-def read_counter(metrics: str, name: str) -> float | None:
-    """The sum of a sample over all its label sets; None when it is not there."""
-    values = [float(m["value"]) for m in _SAMPLE.finditer(metrics) if m["name"] == name]
-    return sum(values) if values else None
 
 
 def _pool(labels: Mapping[str, str]) -> Pool | None:

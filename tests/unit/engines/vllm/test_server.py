@@ -23,7 +23,8 @@ def recipe(tmp_path: Path, **environment: str) -> Recipe:
 
 
 def how(tmp_path: Path, said: list[str] | None = None, timeout_s: float = 20.0) -> Launch:
-    return Launch(tmp_path / "servers", [].append if said is None else said.append, timeout_s, grace_s=1.0)
+    lines: list[str] = [] if said is None else said
+    return Launch(tmp_path / "servers", lines.append, timeout_s, grace_s=1.0)
 
 
 def is_alive(pid: int) -> bool:

@@ -1,0 +1,101 @@
+"""Servers that the user started: found, told apart, asked, never stopped."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvtriage.engines.base import Arm, Readback, ScoreRequest
+from kvtriage.engines.fake import FakeTokenizer
+from kvtriage.engines.vllm.attach import AttachedFleet, read_urls
+from kvtriage.engines.vllm.engine import VllmEngine
+from kvtriage.errors import EngineError, PolicyNotApplied, StudyError
+from kvtriage.kvcache.policy import CachePolicy, Mantissa, Scaling
+from tests.unit.engines.vllm.fleets import geometry_of
+from tests.unit.engines.vllm.misbehaving_server import Player, playing
+from tests.unit.stages.fake_case import hybrid
+
+SPEC = hybrid()
+COUNT = SPEC.num_layers
+BF16 = Arm("bf16", CachePolicy.native(COUNT))
+UNIT = Arm("fp8_unit", CachePolicy.fp8(COUNT, Scaling.UNIT))
+
+
+def player(folder: Path, dtype: str, **how: bool) -> Player:
+    return Player(str(folder / "tiny"), dtype, geometry=geometry_of(SPEC), **how)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def attached(*players: Player, names: tuple[str, ...] = ("tiny",)) -> Iterator[VllmEngine]:
+    with contextlib.ExitStack() as stack:
+        urls = [stack.enter_context(playing(p)) for p in players]
+        fleet = AttachedFleet(dict(zip(("bf16", "fp8_unit"), urls, strict=False)), names, None)
+        stack.enter_context(fleet)
+        yield VllmEngine(SPEC, FakeTokenizer(), fleet, lambda line: None, patience_s=())
+
+
+def test_urls_are_given_by_arm() -> None:
+    assert read_urls(["bf16=http://a:1/v1", "fp8_unit=http://b:2"]) == {"bf16": "http://a:1", "fp8_unit": "http://b:2"}
+    assert read_urls([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["http://a:1"], "is not the URL|not of the form"),
+        (["fp8_unit=http://a:1"], "no --arm bf16"),
+        (["bf16=http://a:1", "bf16=http://b:1"], "given twice"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words: list[str], says: str) -> None:
+    with pytest.raises(StudyError, match=says):
+        read_urls(words)
+
+
+def test_arms_are_measured_where_they_run(tmp_path: Path) -> None:
+    with attached(player(tmp_path, "bfloat16"), player(tmp_path, "fp8")) as engine:
+        info = engine.info()
+        assert info.arms == frozenset({"bf16", "fp8_unit"})
+        assert info.readback is Readback.LIVE
+        assert not engine.one_arm_at_a_time
+        request = ScoreRequest("x", tuple(range(20)), 10)
+        with engine.open(BF16) as one, engine.open(UNIT) as other:
+            kl = other.score(request).distribution.kl_from(one.score(request).distribution)
+            assert other.applied().dtypes == ("float8_e4m3fn",) * COUNT
+        assert sum(kl) > 0
+
+
+@pytest.mark.parametrize(("metrics", "readback"), [(True, Readback.CONFIG), (False, Readback.NONE)])
+def test_a_server_without_the_extension_is_measured_and_said_to_be(
+    tmp_path: Path, metrics: bool, readback: Readback
+) -> None:
+    players = [player(tmp_path, dtype, extension=False, metrics=metrics) for dtype in ("bfloat16", "fp8")]
+    with attached(*players) as engine:
+        assert engine.info().readback is readback
+        with engine.open(UNIT) as session:
+            assert session.score(ScoreRequest("x", tuple(range(20)), 10)).nll
+        with pytest.raises(EngineError, match="no extension"):
+            engine.observe([list(range(20))], (0,), lambda done, total: None)
+
+
+def test_another_model_behind_the_url_is_refused(tmp_path: Path) -> None:
+    with attached(player(tmp_path, "bfloat16"), names=("other",)) as engine, pytest.raises(StudyError, match="serves"):
+        engine.info()
+
+
+def test_a_server_of_another_arm_is_refused(tmp_path: Path) -> None:
+    with (
+        attached(player(tmp_path, "bfloat16"), player(tmp_path, "bfloat16")) as engine,
+        pytest.raises(PolicyNotApplied, match="'fp8_unit'"),
+        engine.open(UNIT),
+    ):
+        pass
+
+
+def test_an_arm_without_a_server_is_said(tmp_path: Path) -> None:
+    bound = Arm("bound", CachePolicy.uniform(COUNT, Mantissa()))
+    with attached(player(tmp_path, "bfloat16")) as engine, pytest.raises(EngineError), engine.open(bound):
+        pass

@@ -1,0 +1,98 @@
+"""Times from the arrival of bytes: chunks, merged tokens, loops, and 256 streams at once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from kvtriage.engines.vllm.client import Client, Piece
+from kvtriage.engines.vllm.failures import Unanswered
+from kvtriage.engines.vllm.timing import Stream, closed_loop, mean_steps, open_loop, read_stream, stream_body
+from tests.unit.engines.vllm.misbehaving_server import Player, playing
+
+
+def event(*tokens: int) -> bytes:
+    return f"data: {json.dumps({'choices': [{'text': 'x', 'token_ids': list(tokens)}]})}\n\n".encode()
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def test_each_token_has_the_time_of_its_piece() -> None:
+    found = read_stream([Piece(1.5, event(7)), Piece(1.75, event(8)), Piece(2.0, event(9) + DONE)], 1.0, 3)
+    assert found == Stream((7, 8, 9), (0.5, 0.75, 1.0), 3)
+    assert found.ttft_s == 0.5
+
+
+def test_tokens_that_come_together_share_the_time_since_the_piece_before() -> None:
+    found = read_stream([Piece(1.0, event(1)), Piece(2.0, event(2, 3, 4, 5)), Piece(2.0, DONE)], 0.0, 5)
+    assert found.arrival_s == (1.0, 1.25, 1.5, 1.75, 2.0)
+    assert found.chunks == 2
+
+
+def test_an_event_counts_when_its_last_byte_is_there() -> None:
+    whole = event(1)
+    found = read_stream([Piece(1.0, whole[:9]), Piece(2.0, whole[9:]), Piece(3.0, event(2) + DONE)], 0.0, 2)
+    assert found.arrival_s == (2.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [],
+        [Piece(1.0, event(1))],
+        [Piece(1.0, event(1) + DONE)],
+        [Piece(1.0, event(1, 2, 3) + DONE)],
+        [Piece(1.0, b'data: {"error": {"message": "no"}}\n\n')],
+        [Piece(1.0, b"data: {broken\n\n")],
+        [Piece(1.0, b'data: {"choices": [{"text": "words alone"}]}\n\n')],
+    ],
+)
+def test_half_a_stream_is_none(pieces: list[Piece]) -> None:
+    with pytest.raises(Unanswered):
+        read_stream(pieces, 0.0, 2)
+
+
+def test_means_over_streams_add_up_to_the_whole() -> None:
+    ttft, steps = mean_steps([Stream((1, 2), (1.0, 2.0), 2), Stream((1, 2), (3.0, 3.5), 2)])
+    assert (ttft, steps) == (2.0, (0.75,))
+
+
+def bodies(count: int, tokens: int = 3) -> list[dict[str, object]]:
+    return [stream_body("m", [1, 2, i], tokens, str(i)) for i in range(count)]
+
+
+def test_a_closed_loop_keeps_its_concurrency(tmp_path: Path) -> None:
+    player = Player(str(tmp_path), step_s=0.01)
+    with playing(player) as url, Client(url) as client:
+        streams = closed_loop(client, bodies(6), 2)
+    assert [len(stream.token_ids) for stream in streams] == [3] * 6
+    assert {body["cache_salt"] for body in player.bodies} == {str(i) for i in range(6)}
+
+
+def test_merged_tokens_are_recognised_over_the_wire(tmp_path: Path) -> None:
+    player = Player(str(tmp_path), tokens_per_chunk=4, step_s=0.02)
+    with playing(player) as url, Client(url) as client:
+        (stream,) = closed_loop(client, bodies(1, tokens=8), 1)
+    assert len(stream.token_ids) == 8
+    assert stream.chunks == 2
+    assert all(after >= before for before, after in itertools.pairwise(stream.arrival_s))
+
+
+def test_an_open_loop_starts_each_stream_when_it_is_due_and_times_it_from_then(tmp_path: Path) -> None:
+    with playing(Player(str(tmp_path))) as url, Client(url) as client:
+        started = time.perf_counter()
+        streams = open_loop(client, bodies(3), (0.0, 0.1, 0.2))
+        took = time.perf_counter() - started
+    assert took >= 0.2
+    assert all(stream.ttft_s > 0 for stream in streams)
+
+
+def test_256_streams_at_once_all_arrive(tmp_path: Path) -> None:
+    with playing(Player(str(tmp_path), step_s=0.001)) as url, Client(url) as client:
+        streams = closed_loop(client, bodies(256), 256)
+    assert [len(stream.token_ids) for stream in streams] == [3] * 256
