@@ -1,4 +1,7 @@
-"""--dry-run: the arms, the tokens each will process, and about how long it all takes."""
+"""--dry-run: the arms, the tokens each will process, and about how long it all takes.
+
+Of an engine of servers also each server's command, the requests that go to it, and the GPU-hours.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,23 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import click
 
 from kvtriage.cli.job import Subject
 from kvtriage.cli.terminal import say
 from kvtriage.engines.base import Arm, Engine, EngineInfo
-from kvtriage.kvcache.policy import CachePolicy
+from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.records.case import ScaleRecord, Sensitivities
 from kvtriage.records.study import supports_per_head
 from kvtriage.stages.ablate import ArmCost, cost_arm, design_arms
+from kvtriage.stages.arms import build_arm
 from kvtriage.stages.diagnose import count_probes
+from kvtriage.stages.measuring import shapes_to_time
 from kvtriage.units import format_seconds, format_tokens
 
-__all__ = ["print_dry_run"]
+__all__ = ["Serving", "print_dry_run"]
 
 _DECODED = 5
 """Tokens of the generation whose decode steps are timed."""
@@ -61,7 +67,57 @@ def print_dry_run(
             else _Row(arm.name, f"{arm.label} (is {arm.same_as})", ArmCost(0, 0))
             for arm in design_arms(subject.plan, scales, sensitivities, engine.info())
         ]
-    click.echo(_render(rows, _measure_speed(subject, engine)))
+    started = time.perf_counter()
+    engine.info()
+    start_s = time.perf_counter() - started
+    speed = _measure_speed(subject, engine)
+    click.echo(_render(rows, speed))
+    if isinstance(engine, Serving):
+        click.echo(
+            _render_servers(subject, engine, rows, speed, start_s, _known_arms(subject, scales, sensitivities, engine))
+        )
+
+
+@runtime_checkable
+class Serving(Protocol):
+    """What an engine of servers can say of them beside its contract."""
+
+    @property
+    def devices(self) -> int: ...
+
+    def show(self, arm: Arm) -> str: ...
+
+
+def _known_arms(
+    subject: Subject, scales: ScaleRecord | None, sensitivities: Sensitivities | None, engine: Engine
+) -> list[Arm]:
+    """The arms with servers of their own; before diagnose those that need no scales."""
+    if scales is None or sensitivities is None:
+        count = subject.spec.num_layers
+        return [Arm("bf16", CachePolicy.native(count)), Arm("fp8_unit", CachePolicy.fp8(count, Scaling.UNIT))]
+    arms = design_arms(subject.plan, scales, sensitivities, engine.info())
+    return [build_arm(arm, scales) for arm in arms if arm.same_as is None]
+
+
+def _render_servers(
+    subject: Subject, engine: Serving, rows: list[_Row], speed: _Speed, start_s: float, arms: list[Arm]
+) -> str:
+    """A server runs from its start to the end of its arm, whether it has work or not."""
+    shapes = shapes_to_time(subject.plan)
+    scored, timed = len(subject.items), sum(shape.batch for shape in shapes) + shapes[0].batch
+    seconds = sum(speed.seconds(row.cost) for row in rows) + len(arms) * start_s
+    hours = seconds * engine.devices / 3600
+    return "\n".join(
+        [
+            "",
+            *(f"{arm.name}: {engine.show(arm)}" for arm in arms),
+            "",
+            f"requests to each: {scored} to score, and {timed} generations to time where it is served as it stands",
+            f"a start takes about {format_seconds(start_s)}; with {len(arms)} of them the study takes about "
+            f"{format_seconds(seconds)}, on {engine.devices} device{'s' if engine.devices > 1 else ''} "
+            f"{hours:.2f} device-hours",
+        ]
+    )
 
 
 def _render(rows: list[_Row], speed: _Speed) -> str:

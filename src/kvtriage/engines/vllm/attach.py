@@ -66,6 +66,13 @@ class AttachedFleet:
     def server_args(self) -> tuple[str, ...]:
         return ("attached",)
 
+    @property
+    def devices(self) -> int:
+        return 1
+
+    def show(self, arm: Arm) -> str:
+        return f"attached: {self._urls.get(arm.name, self._urls[BASELINE_ARM])}"
+
     def serve(self, arm: Arm) -> Served:
         # Calibration and diagnosis ask a native arm of another name: that is the baseline's server.
         name = arm.name if arm.name in self._urls else BASELINE_ARM

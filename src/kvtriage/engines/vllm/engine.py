@@ -90,6 +90,14 @@ class VllmEngine:
     def one_arm_at_a_time(self) -> bool:
         return self._fleet.one_arm_at_a_time
 
+    @property
+    def devices(self) -> int:
+        return self._fleet.devices
+
+    def show(self, arm: Arm) -> str:
+        """The arm's server in one line."""
+        return self._fleet.show(arm)
+
     def info(self) -> EngineInfo:
         """Known once a BF16 server answers, which is started for it. Raises EngineError."""
         if self._info is None:

@@ -14,8 +14,8 @@ from kvtriage.engines.vllm.failures import Refused, ServerGone
 from kvtriage.engines.vllm.log import backend_of, scale_warnings
 from kvtriage.engines.vllm.metrics import CacheConfig, read_cache_config
 from kvtriage.engines.vllm.observer import LiveLayer, Observer, Probe
-from kvtriage.engines.vllm.recipe import ServerOptions, make_recipe, served_policy
-from kvtriage.engines.vllm.server import Launch, Recipe, Server, launch
+from kvtriage.engines.vllm.recipe import ServerOptions, count_devices, make_recipe, served_policy
+from kvtriage.engines.vllm.server import Launch, Recipe, Server, launch, show_command
 from kvtriage.errors import EngineError
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.kvcache.spec import CacheSpec
@@ -68,6 +68,15 @@ class Fleet(Protocol):
 
     @property
     def server_args(self) -> tuple[str, ...]: ...
+
+    def show(self, arm: Arm) -> str:
+        """The arm's server in one line: the command that starts it, or where it is."""
+        ...
+
+    @property
+    def devices(self) -> int:
+        """That one server takes, as far as its arguments say."""
+        ...
 
     def serve(self, arm: Arm) -> Served:
         """The arm's server, started where it has to be. Raises EngineError."""
@@ -177,6 +186,13 @@ class LaunchedFleet:
     @property
     def server_args(self) -> tuple[str, ...]:
         return self._options.engine_args
+
+    @property
+    def devices(self) -> int:
+        return count_devices(self._options.engine_args)
+
+    def show(self, arm: Arm) -> str:
+        return show_command(self.recipe(arm))
 
     def recipe(self, arm: Arm) -> Recipe:
         scales = None if served_policy(arm.policy).is_native else arm.scales

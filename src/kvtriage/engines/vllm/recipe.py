@@ -19,6 +19,7 @@ __all__ = [
     "DEFAULT_COMMAND",
     "ServerOptions",
     "check_arm",
+    "count_devices",
     "make_recipe",
     "probe_of",
     "read_engine_args",
@@ -32,6 +33,7 @@ _OURS = (
 )
 """Set for each server by its arm."""
 _SECRET = ("--api-key", "--hf-token")
+_PARALLEL = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp")
 _LEAST_SEQUENCES = 64
 
 
@@ -71,6 +73,17 @@ def read_engine_args(words: Sequence[str]) -> tuple[str, ...]:
                 hint="give it to the server in its environment",
             )
     return tuple(found)
+
+
+def count_devices(engine_args: Sequence[str]) -> int:
+    """Tensor parallel times pipeline parallel."""
+    count = 1
+    for word, after in zip(engine_args, (*engine_args[1:], ""), strict=True):
+        name, equals, value = word.partition("=")
+        size = value if equals else after
+        if name in _PARALLEL and size.isdigit():
+            count *= int(size)
+    return count
 
 
 def check_arm(arm: Arm, spec: CacheSpec) -> None:
