@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,7 +117,7 @@ def _with_length(words: tuple[str, ...], study: Study, spec: CacheSpec) -> tuple
 
 
 def _native_dtype(words: tuple[str, ...]) -> str:
-    for word, after in zip(words, (*words[1:], ""), strict=True):
+    for word, after in itertools.zip_longest(words, words[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         if name == "--dtype":
             return _NATIVE.get(value if equals else after, "bfloat16")

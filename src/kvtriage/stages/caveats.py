@@ -131,15 +131,20 @@ def _of_the_engine(found: Findings) -> Iterator[str]:
         if ran.numerics == "attention"
         else f"K and V were stored in FP8 and the arithmetic stayed in {ran.compute_dtype}"
     )
-    yield (
-        f"Quality comes from the {ran.engine} engine on {ran.device} ({ran.numerics} numerics: {stored}), "
-        f"not from {plan.study.backend}'s own kernels."
-    )
+    other = "" if ran.backend.lower() == plan.study.backend else f", not from {plan.study.backend}'s own kernels"
+    yield f"Quality comes from the {ran.engine} engine on {ran.device} ({ran.numerics} numerics: {stored}){other}."
+    if ran.kl_top_k is not None:
+        yield (
+            f"Divergences count BF16's {ran.kl_top_k} most likely tokens, and all others as one: they are lower bounds."
+        )
+    if ran.readback != "live":
+        yield "Scales could not be read back from these servers: that each arm carried its own is what you said."
     where = "" if ran.device.startswith("cuda") else ", nor about a GPU"
-    yield (
-        f"Latencies are of the {ran.engine} engine on {ran.device}: they say nothing about the speed of "
-        f"{plan.study.backend}'s kernels{where}."
-    )
+    if other:
+        yield (
+            f"Latencies are of the {ran.engine} engine on {ran.device}: they say nothing about the speed of "
+            f"{plan.study.backend}'s kernels{where}."
+        )
     longest = max(plan.study.buckets)
     if longest < plan.max_model_len:
         yield f"Contexts reach {longest:,} of the model's {plan.max_model_len:,} tokens; drift may grow beyond them."

@@ -221,3 +221,22 @@ def test_layers_in_words() -> None:
     assert name_layers((5, 0, 1), geometry) == "layers 0, 1 and 5"
     assert name_layers((0, 2, 4), geometry) == "all 3 sliding layers"
     assert name_layers(range(LAYERS), geometry) == "all 6 layers"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "not_said"),
+    [
+        ({"kl_top_k": 20}, "BF16's 20 most likely tokens", "could not be read back"),
+        ({"readback": "config"}, "Scales could not be read back", "lower bounds"),
+        ({"engine": "vllm", "backend": "FLASH_ATTN"}, "Quality comes from the vllm engine", "not from flash_attn's"),
+        ({}, "not from flash_attn's own kernels", "lower bounds"),
+    ],
+)
+def test_what_a_server_cannot_show_is_a_caveat(changes: dict[str, object], said: str, not_said: str) -> None:
+    case = Case()
+    conditions = msgspec.structs.replace(case.evidence().conditions, **changes)
+    evidence = msgspec.structs.replace(case.evidence(), conditions=conditions)
+    verdict = decide(case.plan(), case.scales(), case.sensitivities(), evidence, case.trials(), None, {})
+    caveats = " ".join(verdict.caveats)
+    assert said in caveats
+    assert not_said not in caveats

@@ -14,7 +14,7 @@ _PHASES = (
     ("Resolved architecture", "reading the configuration"),
     ("Starting to load model", "loading the weights"),
     ("Loading weights took", "profiling memory"),
-    ("torch.compile", "compiling"),
+    ("Dynamo bytecode transform", "compiling"),
     ("Capturing CUDA graph", "capturing CUDA graphs"),
     ("KV cache size", "the cache is reserved"),
     ("Application startup complete", "ready"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,7 +79,7 @@ def read_engine_args(words: Sequence[str]) -> tuple[str, ...]:
 def count_devices(engine_args: Sequence[str]) -> int:
     """Tensor parallel times pipeline parallel."""
     count = 1
-    for word, after in zip(engine_args, (*engine_args[1:], ""), strict=True):
+    for word, after in itertools.zip_longest(engine_args, engine_args[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         size = value if equals else after
         if name in _PARALLEL and size.isdigit():

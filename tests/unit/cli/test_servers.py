@@ -1,0 +1,133 @@
+"""--engine vllm: what its options become, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtriage.cli.dry_run import print_dry_run
+from kvtriage.cli.job import Subject, embedded
+from kvtriage.cli.main import main
+from kvtriage.cli.options import Machine, Servers
+from kvtriage.cli.servers import choose_wiring
+from kvtriage.engines.vllm.engine import VllmEngine
+from kvtriage.engines.vllm.recipe import DEFAULT_COMMAND, count_devices, read_engine_args
+from kvtriage.errors import CaseError, StudyError
+from kvtriage.kvcache.spec import CacheSpec
+from kvtriage.records.study import Study
+from tests.unit.engines.vllm.fleets import Stable
+from tests.unit.stages.fake_case import FakeCase
+
+STUDY = Study(buckets=(256,), latency_contexts=(128, 1000), decode_tokens=8, calibration_tokens=512)
+
+
+def machine(**how: Any) -> Machine:
+    return Machine(None, None, False, Servers(**how))
+
+
+def test_the_embedded_engine_is_the_default() -> None:
+    assert choose_wiring(None, Machine(None, None, False), None, STUDY) is embedded
+    assert choose_wiring(embedded, machine(), None, STUDY) is embedded
+
+
+def opened(folder: Path, spec: CacheSpec, case: Path | None, **how: Any) -> Iterator[VllmEngine]:
+    wiring = choose_wiring(None, machine(**how), case, STUDY)()
+    options = {"numerics": "storage", "device": None, "threads": None, "trust_remote_code": False}
+    with wiring.open_engine(folder, spec, **options) as engine:  # type: ignore[arg-type]
+        assert isinstance(engine, VllmEngine)
+        yield engine
+
+
+@pytest.fixture
+def tokenizer_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvtriage.cli.job import Wiring
+
+    wiring = Wiring(lambda folder, trust: FakeCase().engine.tokenizer, lambda *_, **__: None)  # type: ignore[arg-type]
+    monkeypatch.setattr("kvtriage.cli.servers.embedded", lambda: wiring)
+
+
+@pytest.mark.usefixtures("tokenizer_free")
+@pytest.mark.parametrize(
+    ("args", "dtype", "length"),
+    [
+        ((), "bfloat16", "1024"),
+        (("--dtype float32",), "auto", "1024"),
+        (("--dtype=half", "--max-model-len 4096"), "float16", "4096"),
+    ],
+)
+def test_the_command_of_the_baseline(
+    tmp_path: Path, spec: CacheSpec, args: tuple[str, ...], dtype: str, length: str
+) -> None:
+    from kvtriage.engines.base import Arm
+    from kvtriage.kvcache.policy import CachePolicy
+
+    arm = Arm("bf16", CachePolicy.native(spec.num_layers))
+    for engine in opened(tmp_path / "m", spec, tmp_path, engine_args=args, command="env vllm serve"):
+        shown = engine.show(arm)
+        assert f"env vllm serve {tmp_path / 'm'} --kv-cache-dtype {dtype} " in shown
+        assert re.search(rf"--max-model-len[ =]{length}", shown)
+        assert engine.one_arm_at_a_time
+
+
+@pytest.mark.usefixtures("tokenizer_free")
+def test_scales_are_served_from_the_checkpoint_of_the_case(tmp_path: Path) -> None:
+    from kvtriage.kvcache.policy import CachePolicy, Scaling
+    from kvtriage.stages.arms import build_arm, design_arms
+
+    case = FakeCase()
+    scales = case.calibrate()
+    arms = design_arms(case.plan, scales, case.diagnose(), case.engine.info())
+    per_head = next(build_arm(arm, scales) for arm in arms if arm.name == "fp8_per_head")
+    assert per_head.policy == CachePolicy.fp8(6, Scaling.PER_HEAD)
+    for engine in opened(tmp_path / "m", case.spec, tmp_path):
+        with pytest.raises(CaseError, match="no checkpoint with per_head scales"):
+            engine.show(per_head)
+        (tmp_path / "checkpoint").mkdir()
+        assert f"vllm serve {tmp_path / 'checkpoint'} --kv-cache-dtype fp8 " in engine.show(per_head)
+
+
+def test_engine_arguments_are_split_as_a_shell_does() -> None:
+    assert read_engine_args(["--dtype float32", "--x='a b'"]) == ("--dtype", "float32", "--x=a b")
+    assert count_devices(("--tensor-parallel-size", "4", "--pipeline-parallel-size=2", "--x", "3")) == 8
+    assert DEFAULT_COMMAND == ("vllm", "serve")
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("--kv-cache-dtype fp8", "set by each arm"),
+        ("--port=1", "set by each arm"),
+        ("--api-key s3cret", "secret"),
+        ("'unclosed", "cannot be read"),
+    ],
+)
+def test_arguments_that_are_not_the_users_to_give(word: str, says: str) -> None:
+    with pytest.raises(StudyError, match=says) as caught:
+        read_engine_args([word])
+    assert "s3cret" not in caught.value.message
+
+
+def test_options_of_vllm_are_for_vllm(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["calibrate", str(tmp_path), "--engine-arg", "--enforce-eager"]) == 2
+    assert "are for --engine vllm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_dry_run_shows_servers_requests_and_time(
+    known: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = FakeCase()
+    model: Any = None
+    subject = Subject(model, case.spec, case.plan, case.split, case.items)
+    records = (case.calibrate(), case.diagnose()) if known else (None, None)
+    with Stable(case.spec, tmp_path).engine() as engine:
+        print_dry_run(subject, engine, *records)
+    out = capsys.readouterr().out
+    assert f"vllm serve {tmp_path / 'model'} --kv-cache-dtype bfloat16" in out
+    assert ("--kv-cache-dtype-skip-layers sliding_window" in out) is known
+    assert f"requests to each: {len(case.items)} to score, and 11 generations to time" in out
+    assert "device-hours" in out
