@@ -55,8 +55,9 @@ def _visible(new: int, span: int, window_tokens: int | None) -> Tensor | None:
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, shape: Shape) -> Tensor:
     if shape.softcap is None and shape.sinks is None:
-        batch = (tensor[None] for tensor in (query, key, value))
-        return scaled_dot_product_attention(*batch, attn_mask=mask, scale=shape.scaling, enable_gqa=True)[0]
+        return scaled_dot_product_attention(
+            query[None], key[None], value[None], attn_mask=mask, scale=shape.scaling, enable_gqa=True
+        )[0]
     heads, new, _ = query.shape
     kv_heads, span, dim = value.shape
     group = heads // kv_heads

@@ -10,6 +10,7 @@ Made for vLLM 0.32: v1/attention/backends/cpu_attn.py.
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any, ClassVar
 
 import torch
@@ -70,6 +71,8 @@ class MetadataBuilder(CPUAttentionMetadataBuilder):
 class Impl(CPUAttentionBackendImpl):
     """One layer. `is_ours` says who stores and attends."""
 
+    kv_cache_dtype: str
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's own arguments. Raises NotImplementedError for what would be computed wrongly."""
         super().__init__(*args, **kwargs)
@@ -126,7 +129,7 @@ class Impl(CPUAttentionBackendImpl):
         pages, shape = open_pages(kv_cache), self._shape()
         k_scale, v_scale = self._scale(layer._k_scale), self._scale(layer._v_scale)
         starts, lengths = attn_metadata.query_start_loc.tolist(), attn_metadata.seq_lens.tolist()
-        for index, (start, stop) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+        for index, (start, stop) in enumerate(itertools.pairwise(starts)):
             length, blocks = lengths[index], attn_metadata.block_table[index]
             if stop == start:
                 continue
