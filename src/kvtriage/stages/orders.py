@@ -94,7 +94,8 @@ def arm_by_arm(
                     references[_key(item)] = response
                 if _key(item) in missing:
                     run.add_score(arm, item, response, references[_key(item)])
-            _time_all(run, session, arm, shapes, split)
+            if shapes:
+                _time_all(run, session, arm, shapes, split)
 
 
 def _answers(
