@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtriage.engines.vllm import warden
-from kvtriage.engines.vllm.client import Client
+from kvtriage.engines.vllm.client import TOKEN_VARIABLE, Client
 from kvtriage.engines.vllm.failures import Refused, ServerGone, Unanswered
 from kvtriage.engines.vllm.log import PORT_TAKEN, ending_of, phase_of
 from kvtriage.errors import EngineError
@@ -29,6 +29,8 @@ _GRACE_S = 20.0
 _STOP_S = 40.0
 _PORTS_TRIED = 3
 _LOG_TAIL = 256 * 1024
+_TOKENS = (TOKEN_VARIABLE, "VLLM_API_KEY")
+"""Not for servers of ours: the one is for other servers, and the other would lock us out of our own."""
 
 Say = Callable[[str], None]
 
@@ -129,7 +131,7 @@ def _start(recipe: Recipe, name: str, how: Launch) -> Iterator[Server]:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env={**os.environ, **recipe.environment},
+            env={**{k: v for k, v in os.environ.items() if k not in _TOKENS}, **recipe.environment},
         )
         stack.callback(_stop, process, how.grace_s)
         client = stack.enter_context(Client(f"http://{HOST}:{port}"))

@@ -59,6 +59,16 @@ def test_a_server_starts_on_loopback_answers_and_is_gone(tmp_path: Path) -> None
     assert said[-1].startswith("server bf16: ready after ")
 
 
+def test_tokens_of_other_servers_are_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KVTRIAGE_API_KEY", "VLLM_API_KEY"):
+        monkeypatch.setenv(name, "tok-5e1d0c")
+    marker = tmp_path / "pids"
+    with launch(recipe(tmp_path, FAKE_CHILD=str(marker)), "bf16", how(tmp_path)):
+        environment = Path(f"/proc/{marker.read_text().split()[0]}/environ").read_bytes()
+    assert b"FAKE_CHILD" in environment
+    assert b"tok-5e1d0c" not in environment
+
+
 def test_a_log_is_added_to_and_read_from_its_own_start(tmp_path: Path) -> None:
     for _ in range(2):
         with launch(recipe(tmp_path), "bf16", how(tmp_path)) as server:
