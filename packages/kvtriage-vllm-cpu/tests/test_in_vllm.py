@@ -41,3 +41,10 @@ def test_what_it_does_not_store_is_refused_by_name(found: Any) -> None:
 def test_attention_over_e4m3_is_vllms_own_over_what_e4m3_keeps(found: Any) -> None:
     assert len(found["differences"]) == 10
     assert max(found["differences"].values()) < 1e-5, found["differences"]
+
+
+def test_a_cpu_without_avx512_stores_fp8_all_the_same(found: Any) -> None:
+    said = found["without_avx512"]
+    assert "AVX-512" in said["vllm"]
+    assert said["ours"] == "vec"
+    assert said["cache_dtype afterwards"] == "fp8"
