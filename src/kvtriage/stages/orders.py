@@ -25,9 +25,13 @@ def item_by_item(
     run: Measuring, items: Sequence[TaskItem], split: Split, arms: Sequence[Arm], timed: Sequence[Arm], check: Check
 ) -> None:
     """All arms are checked before the first trial. `arms` begin with the baseline."""
+    pools = {}
     for arm in arms:
         with run.engine.open(arm) as session:
             check(arm, session)
+            pools[arm.name] = session.applied().pool
+    for arm in arms:
+        run.add_pool(arm, pools[arm.name])
     _score_items(run, items, arms)
     _time_shapes(run, split, timed)
 

@@ -125,13 +125,14 @@ def test_arm_by_arm_an_arm_is_checked_before_its_first_trial(monkeypatch: pytest
     assert {t.arm for t in found} == {"bf16", "bf16_repeat", "bound"}
 
 
-def test_what_a_server_reserved_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dear", [False, True])
+def test_what_a_server_reserved_is_recorded_once(dear: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool(tokens=93184, blocks=728, block_size=128, max_concurrency=45.5, memory_bytes=2**30)
 
     def reserve(applied: Applied) -> Applied:
         return dataclasses.replace(applied, pool=pool)
 
-    case = patched(one_by_one(FakeCase()), monkeypatch, "applied", reserve)
+    case = patched(one_by_one(FakeCase()) if dear else FakeCase(), monkeypatch, "applied", reserve)
     _, trials = case.ablate()
     found = [t for t in trials if isinstance(t, PoolTrial)]
     assert len(found) == len({t.arm for t in found}) == 9

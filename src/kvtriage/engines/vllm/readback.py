@@ -18,6 +18,7 @@ __all__ = ["PROBE", "applied_from_config", "applied_from_layers", "check_config"
 PROBE = "probe"
 FP8 = "float8_e4m3fn"
 _FP8_STORAGE = ("uint8", "float8_e4m3fn")
+_WORDS = {"bfloat16": "BF16", "auto": "in the model's own dtype"}
 _FP8_FLAGS = ("fp8", "fp8_e4m3")
 
 
@@ -81,14 +82,14 @@ def say_readback(arm: Arm, applied: Applied) -> str:
     total = len(applied.dtypes)
     stored = sum(dtype == FP8 for dtype in applied.dtypes)
     native = sum(isinstance(fmt, Native) for fmt in arm.policy.formats)
-    words = next((dtype for dtype in applied.dtypes if dtype not in (FP8, PROBE)), "bfloat16")
-    planned = f"{native} are {'BF16' if words == 'bfloat16' else words} as planned"
+    dtype = next((dtype for dtype in applied.dtypes if dtype not in (FP8, PROBE)), "bfloat16")
+    words = _WORDS.get(dtype, dtype)
+    planned = f"{native} are {words} as planned"
     if any(dtype == PROBE for dtype in applied.dtypes):
-        return (
-            f"{arm.name}: {sum(d == PROBE for d in applied.dtypes)} of {total} layers are rounded as a probe, {planned}"
-        )
+        probed = sum(dtype == PROBE for dtype in applied.dtypes)
+        return f"{arm.name}: {probed} of {total} layers are rounded as a probe, {planned}"
     if stored == 0:
-        return f"{arm.name}: {native} of {total} layers are {'BF16' if words == 'bfloat16' else words} as planned"
+        return f"{arm.name}: {native} of {total} layers are {words} as planned"
     if not any(applied.k_scales):
         return f"{arm.name}: {stored} of {total} layers are in FP8, {planned}; their scales could not be read back"
     whose = "unit scales" if arm.policy.scaling is Scaling.UNIT else "the scales of the file"
