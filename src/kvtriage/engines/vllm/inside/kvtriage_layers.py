@@ -58,12 +58,13 @@ def find_places(worker: Any) -> list[Place]:
 def describe(place: Place) -> dict[str, Any]:
     """What acts on the data of this layer right now, in plain lists and numbers.
 
-    `backend` is the class that runs, with its module: a backend that another package registered
-    under vLLM's own name is told apart by it. The `_float` scales are what a backend without
+    `backend` is the class that runs, with its module. `backend_name` is vLLM's word for it, with
+    the class behind it where another package registered it under that name. The `_float` scales are what a backend without
     per-head scales would read.
     """
     layer = place.layer
     backend = layer.attn_backend
+    path = f"{backend.__module__}.{backend.__qualname__}"
     return {
         "name": place.name,
         "layer_idx": place.layer_idx,
@@ -80,8 +81,8 @@ def describe(place: Place) -> dict[str, Any]:
         "k_scale_float": float(layer._k_scale_float),
         "v_scale_float": float(layer._v_scale_float),
         "quantizes_q": getattr(layer, "query_quant", None) is not None,
-        "backend": f"{backend.__module__}.{backend.__qualname__}",
-        "backend_name": backend.get_name(),
+        "backend": path,
+        "backend_name": backend.get_name() if path.startswith("vllm.") else f"{backend.get_name()} ({path})",
         "per_head_scales": bool(backend.supports_per_head_quant_scales()),
         "sliding_window": getattr(layer, "sliding_window", None),
         "shares_with": place.shares_with,

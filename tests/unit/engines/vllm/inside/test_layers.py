@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.unit.engines.vllm.inside.worker import Worker
+from tests.unit.engines.vllm.inside.worker import Backend, Worker
 
 
 def test_what_acts_on_the_data_is_told() -> None:
@@ -20,8 +20,13 @@ def test_what_acts_on_the_data_is_told() -> None:
     assert found["v_scale"] == torch.tensor([0.3, 0.4]).tolist()
     assert found["q_scale"] == [1.0]
     assert found["backend"].endswith("worker.Backend")
-    assert (found["backend_name"], found["per_head_scales"]) == ("FAKE_ATTN", False)
+    assert (found["backend_name"], found["per_head_scales"]) == (f"FAKE_ATTN ({found['backend']})", False)
     assert found["unsupported"] is None
+
+
+def test_a_backend_of_vllms_own_goes_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Backend, "__module__", "vllm.v1.attention.backends.fake")
+    assert Worker().kvtriage_layers()[0]["backend_name"] == "FAKE_ATTN"
 
 
 @pytest.mark.parametrize("has_projection", [True, False], ids=["projection", "configuration"])
