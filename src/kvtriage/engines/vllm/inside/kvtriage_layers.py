@@ -59,8 +59,8 @@ def describe(place: Place) -> dict[str, Any]:
     """What acts on the data of this layer right now, in plain lists and numbers.
 
     `backend` is the class that runs, with its module. `backend_name` is vLLM's word for it, with
-    the class behind it where another package registered it under that name. The `_float` scales are what a backend without
-    per-head scales would read.
+    the class behind it where another package registered it under that name. The `_float` scales are
+    what a backend without per-head scales would read.
     """
     layer = place.layer
     backend = layer.attn_backend
