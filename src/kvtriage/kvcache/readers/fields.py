@@ -16,7 +16,6 @@ _LARGEST: Mapping[str, int] = {
     "num_hidden_layers": 4096,
     "num_nextn_predict_layers": 4096,
     "num_mtp_modules": 4096,
-    "num_nextn_predict_layers": 4096,
     "num_attention_heads": 65536,
     "num_key_value_heads": 65536,
     "head_dim": 65536,
@@ -90,13 +89,6 @@ class Fields:
         """A whole number that may be 0, and is 0 where it is null or absent. Raises ModelError for anything else."""
         value = self.config.get(key)
         return 0 if type(value) is int and value == 0 else self.stated(key) or 0
-
-    def count(self, key: str) -> int:
-        """A whole number from 0; 0 where it is null, or absent and not documented."""
-        if self.config.get(key) == 0 and not isinstance(self.config[key], bool | float):
-            return 0
-        found = self.stated(key)
-        return 0 if found is None else found
 
     def derive(self, key: str, value: int, because: str) -> int:
         """The stated number or else `value`, which is then recorded as assumed."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtriage.errors import ModelError
 from kvtriage.kvcache.readers.fields import HINT, Fields
-from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
+from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec, SideCache
 
-__all__ = ["Heads", "build_spec", "read_heads", "read_max_model_len"]
+__all__ = ["Heads", "build_spec", "read_head_dim", "read_heads", "read_max_model_len"]
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Head counts and width, the same in every layer; K and V are equally wide."""
+    """Head counts and width, of every layer or of all layers of one kind."""
 
     num_attention_heads: int
     num_kv_heads: int
@@ -36,10 +36,11 @@ def read_heads(fields: Fields, *, absent_kv_heads_mean_mha: bool = False) -> Hea
             f"config.json has {num_attention_heads} attention heads, which {num_kv_heads} KV heads cannot share evenly",
             hint=HINT,
         )
-    return Heads(num_attention_heads, num_kv_heads, _read_head_dim(fields, num_attention_heads))
+    return Heads(num_attention_heads, num_kv_heads, read_head_dim(fields, num_attention_heads))
 
 
-def _read_head_dim(fields: Fields, num_attention_heads: int) -> int:
+def read_head_dim(fields: Fields, num_attention_heads: int) -> int:
+    """D: stated, or the hidden size shared out among the query heads. Raises ModelError when it does not divide."""
     stated = fields.stated("head_dim")
     if stated is not None:
         return stated
@@ -82,23 +83,55 @@ def _yarn_tokens(fields: Fields) -> int | None:
     return None
 
 
-def build_spec(fields: Fields, heads: Heads, kinds: Sequence[LayerKind], window_tokens: int | None) -> CacheSpec:
-    """One LayerSpec per kind, L in all; `window_tokens` is that of every sliding layer.
+def attention_layer(
+    layer_idx: int,
+    kind: LayerKind,
+    heads: Heads,
+    window_tokens: int | None = None,
+    *,
+    head_dim_v: int | None = None,
+    shares_with: int | None = None,
+    beside: tuple[SideCache, ...] = (),
+) -> LayerSpec:
+    """One layer with K and V. V is as wide as K unless `head_dim_v` says otherwise.
+
+    `window_tokens` is what a sliding or chunked layer sees, and left out where the kind has no window.
 
     transformers and vLLM agree on what a window of W means: the token itself and the W − 1
     before it, so W positions are retained.
     """
-    layers = tuple(
-        LayerSpec(
-            layer_idx=layer_idx,
-            kind=kind,
-            num_attention_heads=heads.num_attention_heads,
-            num_kv_heads=heads.num_kv_heads,
-            head_dim=heads.head_dim,
-            head_dim_v=heads.head_dim,
-            window_tokens=window_tokens if kind is LayerKind.SLIDING else None,
-        )
-        for layer_idx, kind in enumerate(kinds)
+    return LayerSpec(
+        layer_idx=layer_idx,
+        kind=kind,
+        num_attention_heads=heads.num_attention_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        head_dim_v=heads.head_dim if head_dim_v is None else head_dim_v,
+        window_tokens=window_tokens if kind in (LayerKind.SLIDING, LayerKind.CHUNKED) else None,
+        shares_with=shares_with,
+        beside=beside,
     )
+
+
+def spec_of_layers(fields: Fields, layers: Iterable[LayerSpec], draft_layers: Iterable[LayerSpec] = ()) -> CacheSpec:
+    """The layers, with what config.json says of the whole model. The last step of a reader: it takes `assumed`."""
     max_model_len = read_max_model_len(fields)
-    return CacheSpec(fields.text("model_type"), layers, max_model_len, tuple(fields.assumed))
+    model_type = fields.text("model_type")
+    return CacheSpec(model_type, tuple(layers), max_model_len, tuple(fields.assumed), tuple(draft_layers))
+
+
+def build_spec(
+    fields: Fields,
+    heads: Heads,
+    kinds: Sequence[LayerKind],
+    window_tokens: int | None,
+    draft_kinds: Sequence[LayerKind] = (),
+) -> CacheSpec:
+    """One LayerSpec per kind, L in all; `window_tokens` is that of every sliding layer.
+
+    `draft_kinds` are those of the checkpoint's own drafter, whose layers are made like the model's.
+    """
+    layers = [
+        attention_layer(layer_idx, kind, heads, window_tokens) for layer_idx, kind in enumerate((*kinds, *draft_kinds))
+    ]
+    return spec_of_layers(fields, layers[: len(kinds)], layers[len(kinds) :])
