@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kvtriage.errors import ModelError, UnsupportedModel
-from kvtriage.kvcache.readers import full, interleaved, switched_window, uniform_window
+from kvtriage.kvcache.readers import cross, full, interleaved, multimodal, older, switched_window, uniform_window
 from kvtriage.kvcache.readers.fields import HINT, Fields, describe
 from kvtriage.kvcache.readers.refusals import refuse_unread_caches
 from kvtriage.kvcache.spec import CacheSpec
@@ -27,27 +27,51 @@ class Reader:
 
 
 READERS: Mapping[str, Reader] = {
+    "BaichuanForCausalLM": Reader(older.read_baichuan),
+    "ChatGLMForConditionalGeneration": Reader(older.read_chatglm),
+    "ChatGLMModel": Reader(older.read_chatglm),
     "Cohere2ForCausalLM": Reader(interleaved.read_cohere2),
     "Exaone4ForCausalLM": Reader(interleaved.read_exaone4),
+    "FalconForCausalLM": Reader(older.read_falcon),
+    "GPT2LMHeadModel": Reader(older.read_gpt2),
+    "GPTBigCodeForCausalLM": Reader(older.read_gpt_bigcode),
     "Gemma2ForCausalLM": Reader(interleaved.read_gemma2),
     "Gemma3ForCausalLM": Reader(interleaved.read_gemma3),
     "Gemma3ForConditionalGeneration": Reader(interleaved.read_gemma3_multimodal),
     "GemmaForCausalLM": Reader(full.read_gemma),
+    "Glm4vForConditionalGeneration": Reader(multimodal.read_glm4v),
     "GptOssForCausalLM": Reader(interleaved.read_gpt_oss),
     "GraniteForCausalLM": Reader(full.read_full),
     "GraniteMoeForCausalLM": Reader(full.read_full),
     "LlamaForCausalLM": Reader(full.read_full),
+    "LlavaForConditionalGeneration": Reader(multimodal.read_text_config),
+    "LlavaLlamaModel": Reader(multimodal.read_llm_cfg),
+    "LlavaNextForConditionalGeneration": Reader(multimodal.read_text_config),
+    "LlavaOnevisionForConditionalGeneration": Reader(multimodal.read_text_config),
+    "LocateAnythingForConditionalGeneration": Reader(multimodal.read_text_config),
+    "MPTForCausalLM": Reader(older.read_mpt),
+    "MiniCPMForCausalLM": Reader(full.read_full),
+    "MiniCPMV": Reader(multimodal.read_minicpmv),
     "Ministral3ForCausalLM": Reader(uniform_window.read_ministral3),
     "MistralForCausalLM": Reader(uniform_window.read_mistral),
     "MixtralForCausalLM": Reader(uniform_window.read_mixtral),
+    "MllamaForConditionalGeneration": Reader(cross.read_mllama, also=("cross_attention_layers",)),
+    "MolmoForCausalLM": Reader(full.read_full),
+    "MptForCausalLM": Reader(older.read_mpt),
     "Olmo2ForCausalLM": Reader(full.read_full),
     "Olmo3ForCausalLM": Reader(interleaved.read_olmo3),
     "OlmoForCausalLM": Reader(full.read_full),
     "Phi3ForCausalLM": Reader(uniform_window.read_phi3),
+    "QWenLMHeadModel": Reader(older.read_qwen),
+    "Qwen2AudioForConditionalGeneration": Reader(multimodal.read_text_config),
     "Qwen2ForCausalLM": Reader(switched_window.read_qwen2),
     "Qwen2MoeForCausalLM": Reader(switched_window.read_qwen2_moe),
+    "Qwen2VLForConditionalGeneration": Reader(multimodal.read_qwen2_vl),
+    "Qwen2_5_VLForConditionalGeneration": Reader(multimodal.read_qwen2_vl),
     "Qwen3ForCausalLM": Reader(switched_window.read_qwen3),
     "Qwen3MoeForCausalLM": Reader(switched_window.read_qwen3_moe),
+    "Qwen3VLForConditionalGeneration": Reader(multimodal.read_qwen3_vl),
+    "Qwen3VLMoeForConditionalGeneration": Reader(multimodal.read_qwen3_vl_moe),
     "SmolLM3ForCausalLM": Reader(switched_window.read_smollm3),
 }
 

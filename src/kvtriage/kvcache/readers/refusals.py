@@ -30,6 +30,7 @@ _ANNOUNCED_BY: Mapping[str, str] = {
     "conv_L_cache": "convolution layers",
     "index_topk": "sparse attention with an index of its own",
     "sparse_attention_config": "sparse attention",
+    "sparse_config": "sparse attention",
     "compress_ratios": "a compressed cache",
     "hybrid_layer_pattern": "a layer pattern of its own",
     "hybrid_override_pattern": "a layer pattern of its own",
@@ -37,15 +38,20 @@ _ANNOUNCED_BY: Mapping[str, str] = {
 }
 
 
+_TEXT_MODELS = ("text_config", "llm_cfg")
+
+
 def refuse_unread_caches(fields: Fields, understood: Sequence[str]) -> None:
     """Raises UnsupportedModel naming the architecture, what it needs, and the key that says so.
 
     Keys that are `understood` are passed over. A key that is null, false, 0 or empty announces nothing.
-    A nested text model is looked into.
+    A text model inside is looked into.
     """
     for key, what in _ANNOUNCED_BY.items():
         value = fields.config.get(key)
         if value and key not in understood:
             raise fields.unsupported(f"kvtriage does not read {what} yet ({fields.prefix}{key} is {describe(value)})")
-    if fields.prefix == "" and isinstance(fields.config.get("text_config"), Mapping):
-        refuse_unread_caches(fields.inside("text_config"), understood)
+    if fields.prefix == "":
+        for key in _TEXT_MODELS:
+            if isinstance(fields.config.get(key), Mapping):
+                refuse_unread_caches(fields.inside(key), understood)
