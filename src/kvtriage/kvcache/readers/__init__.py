@@ -9,7 +9,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kvtriage.errors import ModelError, UnsupportedModel
-from kvtriage.kvcache.readers import cross, full, interleaved, multimodal, older, switched_window, uniform_window
+from kvtriage.kvcache.readers import (
+    cross,
+    full,
+    interleaved,
+    latent,
+    latent_compressed,
+    latent_sparse,
+    latent_unfolded,
+    multimodal,
+    older,
+    switched_window,
+    uniform_window,
+)
 from kvtriage.kvcache.readers.fields import HINT, Fields, describe
 from kvtriage.kvcache.readers.refusals import refuse_unread_caches
 from kvtriage.kvcache.spec import CacheSpec
@@ -31,6 +43,10 @@ READERS: Mapping[str, Reader] = {
     "ChatGLMForConditionalGeneration": Reader(older.read_chatglm),
     "ChatGLMModel": Reader(older.read_chatglm),
     "Cohere2ForCausalLM": Reader(interleaved.read_cohere2),
+    "DeepseekV2ForCausalLM": Reader(latent.read_latent_dense, latent.UNDERSTOOD),
+    "DeepseekV32ForCausalLM": Reader(latent_sparse.read_latent_sparse, latent_sparse.UNDERSTOOD),
+    "DeepseekV3ForCausalLM": Reader(latent.read_latent_dense, latent.UNDERSTOOD),
+    "DeepseekV4ForCausalLM": Reader(latent_compressed.read_latent_compressed, latent_compressed.UNDERSTOOD),
     "Exaone4ForCausalLM": Reader(interleaved.read_exaone4),
     "FalconForCausalLM": Reader(older.read_falcon),
     "GPT2LMHeadModel": Reader(older.read_gpt2),
@@ -39,10 +55,14 @@ READERS: Mapping[str, Reader] = {
     "Gemma3ForCausalLM": Reader(interleaved.read_gemma3),
     "Gemma3ForConditionalGeneration": Reader(interleaved.read_gemma3_multimodal),
     "GemmaForCausalLM": Reader(full.read_gemma),
+    "Glm4MoeLiteForCausalLM": Reader(latent.read_latent_dense, latent.UNDERSTOOD),
     "Glm4vForConditionalGeneration": Reader(multimodal.read_glm4v),
+    "GlmMoeDsaForCausalLM": Reader(latent_sparse.read_latent_sparse, latent_sparse.UNDERSTOOD),
     "GptOssForCausalLM": Reader(interleaved.read_gpt_oss),
     "GraniteForCausalLM": Reader(full.read_full),
     "GraniteMoeForCausalLM": Reader(full.read_full),
+    "KimiK25ForConditionalGeneration": Reader(latent.read_latent_dense_multimodal, latent.UNDERSTOOD),
+    "KimiVLForConditionalGeneration": Reader(latent.read_latent_dense_multimodal, latent.UNDERSTOOD),
     "LlamaForCausalLM": Reader(full.read_full),
     "LlavaForConditionalGeneration": Reader(multimodal.read_text_config),
     "LlavaLlamaModel": Reader(multimodal.read_llm_cfg),
@@ -50,6 +70,7 @@ READERS: Mapping[str, Reader] = {
     "LlavaOnevisionForConditionalGeneration": Reader(multimodal.read_text_config),
     "LocateAnythingForConditionalGeneration": Reader(multimodal.read_text_config),
     "MPTForCausalLM": Reader(older.read_mpt),
+    "MiniCPM3ForCausalLM": Reader(latent_unfolded.read_minicpm3, latent_unfolded.UNDERSTOOD),
     "MiniCPMForCausalLM": Reader(full.read_full),
     "MiniCPMV": Reader(multimodal.read_minicpmv),
     "Ministral3ForCausalLM": Reader(uniform_window.read_ministral3),

@@ -18,6 +18,7 @@ from kvtriage.kvcache.readers.geometry import read_max_model_len
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec, SideCache
 
 __all__ = [
+    "UNDERSTOOD",
     "Latent",
     "build_latent_spec",
     "latent_layer",
@@ -25,6 +26,9 @@ __all__ = [
     "read_latent_dense",
     "read_latent_dense_multimodal",
 ]
+
+UNDERSTOOD = ("kv_lora_rank", "v_head_dim")
+"""The keys of an unusual cache that are read here."""
 
 
 @dataclass(frozen=True)

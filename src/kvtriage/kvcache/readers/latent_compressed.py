@@ -25,7 +25,10 @@ from kvtriage.kvcache.readers.latent import build_latent_spec
 from kvtriage.kvcache.readers.latent_sparse import index_key_bytes
 from kvtriage.kvcache.spec import CacheSpec, Compressor, IndexKeys, LayerKind, LayerSpec, SideCache
 
-__all__ = ["read_latent_compressed"]
+__all__ = ["UNDERSTOOD", "read_latent_compressed"]
+
+UNDERSTOOD = ("index_topk", "compress_ratios")
+"""The keys of an unusual cache that are read here."""
 
 OVERLAPPING = 4
 """The ratio whose groups overlap, and that has an index."""

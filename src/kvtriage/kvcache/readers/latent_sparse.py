@@ -16,7 +16,10 @@ from kvtriage.kvcache.readers.fields import HINT, Fields, describe
 from kvtriage.kvcache.readers.latent import build_latent_spec, latent_layer, read_latent
 from kvtriage.kvcache.spec import CacheSpec, IndexKeys, LayerSpec
 
-__all__ = ["index_key_bytes", "read_latent_sparse"]
+__all__ = ["UNDERSTOOD", "index_key_bytes", "read_latent_sparse"]
+
+UNDERSTOOD = ("kv_lora_rank", "v_head_dim", "index_topk")
+"""The keys of an unusual cache that are read here."""
 
 SCALED_TOGETHER = 128
 SCALE_BYTES = 4

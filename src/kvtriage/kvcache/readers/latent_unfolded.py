@@ -13,7 +13,10 @@ from kvtriage.kvcache.readers.fields import Fields
 from kvtriage.kvcache.readers.geometry import Heads, build_spec
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
-__all__ = ["read_minicpm3"]
+__all__ = ["UNDERSTOOD", "read_minicpm3"]
+
+UNDERSTOOD = ("kv_lora_rank", "v_head_dim")
+"""The keys of an unusual cache that are read here."""
 
 
 def read_minicpm3(fields: Fields) -> CacheSpec:
