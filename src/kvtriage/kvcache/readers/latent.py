@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvtriage.kvcache.readers.fields import Fields
-from kvtriage.kvcache.readers.geometry import read_max_model_len
+from kvtriage.kvcache.readers.geometry import spec_of_layers
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec, SideCache
 
 __all__ = [
@@ -85,12 +85,5 @@ def latent_layer(layer_idx: int, latent: Latent, beside: Sequence[SideCache] = (
 def build_latent_spec(fields: Fields, num_layers: int, layer: Callable[[int], LayerSpec]) -> CacheSpec:
     """`layer` for each layer_idx: L of the model, and after them those of its drafter (MTP)."""
     num_draft_layers = fields.count("num_nextn_predict_layers")
-    layers = tuple(layer(layer_idx) for layer_idx in range(num_layers + num_draft_layers))
-    max_model_len = read_max_model_len(fields)
-    return CacheSpec(
-        model_type=fields.text("model_type"),
-        layers=layers[:num_layers],
-        max_model_len=max_model_len,
-        assumed=tuple(fields.assumed),
-        draft_layers=layers[num_layers:],
-    )
+    layers = [layer(layer_idx) for layer_idx in range(num_layers + num_draft_layers)]
+    return spec_of_layers(fields, layers[:num_layers], layers[num_layers:])
