@@ -9,6 +9,7 @@ from kvtriage.kvcache.allocator import (
     CacheDtype,
     Capacity,
     HybridManager,
+    LayerStack,
     Layout,
     PoolSettings,
     Refusal,
@@ -21,7 +22,7 @@ from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.server_args import skip_entries
 from kvtriage.kvcache.spec import CacheSpec
 
-__all__ = ["EngineArgs", "pool_settings", "reserve", "serving_limits"]
+__all__ = ["EngineArgs", "layer_stack", "pool_settings", "reserve", "serving_limits"]
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,17 @@ def reserve(spec: CacheSpec, policy: CachePolicy, args: EngineArgs, available_by
     """
     try:
         return allocate(
-            stack_of_spec(spec, args.tensor_parallel_size),
+            layer_stack(spec, args),
             pool_settings(spec, policy, args),
             serving_limits(spec, args, available_bytes),
         )
     except EngineRefused as refused:
         return refused.refusal
+
+
+def layer_stack(spec: CacheSpec, args: EngineArgs) -> LayerStack:
+    """The layers of one rank. Raises EngineRefused where ranks cannot share them."""
+    return stack_of_spec(spec, args.tensor_parallel_size)
 
 
 def pool_settings(spec: CacheSpec, policy: CachePolicy, args: EngineArgs) -> PoolSettings:
