@@ -19,6 +19,12 @@ _LARGEST: Mapping[str, int] = {
     "num_attention_heads": 65536,
     "num_key_value_heads": 65536,
     "head_dim": 65536,
+    "global_head_dim": 65536,
+    "swa_head_dim": 65536,
+    "v_head_dim": 65536,
+    "swa_v_head_dim": 65536,
+    "sparse_index_dim": 65536,
+    "swa_num_attention_heads": 65536,
     "hidden_size": 2**20,
     "image_size": 2**16,
     "max_num_tiles": 2**10,
@@ -56,12 +62,17 @@ class Fields:
         """The same keys, where the architecture has words of its own for some; errors name the word that is there."""
         return replace(self, spellings=spellings)
 
-    def inside(self, key: str) -> Fields:
-        """The keys of the object under `key`. Raises ModelError when there is none."""
+    def inside(self, key: str, inherited: Sequence[str] = ()) -> Fields:
+        """The keys of the object under `key`, which may leave the `inherited` ones to this one.
+
+        Raises ModelError when there is no such object.
+        """
         value = self.config.get(key)
         if value is None:
             raise self._missing(key)
-        return self._object(key, value)
+        found = self._object(key, value)
+        left_to_this = {word: self.config[word] for word in inherited if word in self.config}
+        return replace(found, config={**left_to_this, **found.config})
 
     def stated(self, key: str) -> int | None:
         """A positive whole number; None where it is null, or absent and not documented.

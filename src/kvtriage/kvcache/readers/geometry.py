@@ -31,12 +31,17 @@ def read_heads(fields: Fields, *, absent_kv_heads_mean_mha: bool = False) -> Hea
         num_kv_heads = fields.derive("num_key_value_heads", num_attention_heads, "num_attention_heads: no grouping")
     else:
         num_kv_heads = fields.require("num_key_value_heads")
+    return grouped(num_attention_heads, num_kv_heads, read_head_dim(fields, num_attention_heads))
+
+
+def grouped(num_attention_heads: int, num_kv_heads: int, head_dim: int) -> Heads:
+    """H query heads that share Hkv KV heads. Raises ModelError when they cannot do so evenly."""
     if num_attention_heads % num_kv_heads:
         raise ModelError(
             f"config.json has {num_attention_heads} attention heads, which {num_kv_heads} KV heads cannot share evenly",
             hint=HINT,
         )
-    return Heads(num_attention_heads, num_kv_heads, read_head_dim(fields, num_attention_heads))
+    return Heads(num_attention_heads, num_kv_heads, head_dim)
 
 
 def read_head_dim(fields: Fields, num_attention_heads: int) -> int:

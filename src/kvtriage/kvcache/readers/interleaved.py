@@ -1,4 +1,4 @@
-"""Sliding layers between full ones: Gemma 2 and 3, gpt-oss, OLMo-3, Command R7B and A, EXAONE 4.
+"""Sliding layers between full ones: Gemma 2 and 3, gpt-oss, OLMo-3, Command R7B and A.
 
 `layer_types` says which is which. Older files leave it out; then every n-th layer is full, with
 the n that the architecture documents.
@@ -11,8 +11,8 @@ from kvtriage.kvcache.readers.geometry import build_spec, read_heads
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
 __all__ = [
+    "every_nth_full",
     "read_cohere2",
-    "read_exaone4",
     "read_gemma2",
     "read_gemma3",
     "read_gemma3_multimodal",
@@ -61,26 +61,20 @@ def read_cohere2(fields: Fields) -> CacheSpec:
     return _read(fields, period=4, pattern_key="sliding_window_pattern", absent_kv_heads_mean_mha=True)
 
 
-def read_exaone4(fields: Fields) -> CacheSpec:
-    """layer_types must be stated: older files spell the pattern in letters."""
-    return _read(fields, period=None)
-
-
 def _read(
-    fields: Fields, *, period: int | None, pattern_key: str | None = None, absent_kv_heads_mean_mha: bool = False
+    fields: Fields, *, period: int, pattern_key: str | None = None, absent_kv_heads_mean_mha: bool = False
 ) -> CacheSpec:
     num_layers = fields.require("num_hidden_layers")
-    kinds = fields.layer_types(num_layers) or _every_nth_full(fields, num_layers, period, pattern_key)
+    kinds = fields.layer_types(num_layers) or every_nth_full(fields, num_layers, period, pattern_key)
     window_tokens = fields.require("sliding_window") if LayerKind.SLIDING in kinds else None
     heads = read_heads(fields, absent_kv_heads_mean_mha=absent_kv_heads_mean_mha)
     return build_spec(fields, heads, kinds, window_tokens)
 
 
-def _every_nth_full(
-    fields: Fields, num_layers: int, period: int | None, pattern_key: str | None
+def every_nth_full(
+    fields: Fields, num_layers: int, period: int, pattern_key: str | None = None
 ) -> tuple[LayerKind, ...]:
-    if period is None:
-        raise fields.unsupported("layer_types is not stated in config.json, and no other key is read for it")
+    """L kinds, recorded as assumed: every n-th full, n stated under `pattern_key` or else `period`."""
     stated = None if pattern_key is None else fields.stated(pattern_key)
     nth = period if stated is None else stated
     because = f"the default of {fields.architecture}" if stated is None else f"from {pattern_key}"

@@ -1,4 +1,4 @@
-"""Windows behind a switch, `use_sliding_window`: Qwen 1.5 to 3, dense and MoE, and SmolLM3.
+"""Windows behind a switch, `use_sliding_window`: Qwen 1.5 to 3, dense and MoE, SmolLM3 and MiMo-7B.
 
 Nearly every published file leaves the switch off, and then a sliding_window that is stated all
 the same means nothing.
@@ -12,7 +12,7 @@ from kvtriage.kvcache.readers.fields import Fields
 from kvtriage.kvcache.readers.geometry import build_spec, read_heads
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
-__all__ = ["read_qwen2", "read_qwen2_moe", "read_qwen3", "read_qwen3_moe", "read_smollm3"]
+__all__ = ["read_mimo", "read_qwen2", "read_qwen2_moe", "read_qwen3", "read_qwen3_moe", "read_smollm3"]
 
 KindsWhenOn = Callable[[Fields, int], tuple[LayerKind, ...]]
 """The kinds of all L layers with the switch on and no layer_types stated."""
@@ -21,6 +21,12 @@ KindsWhenOn = Callable[[Fields, int], tuple[LayerKind, ...]]
 def read_qwen2(fields: Fields) -> CacheSpec:
     """Switched on, layers from max_window_layers upwards slide."""
     return _read(fields, _from_max_window_layers)
+
+
+def read_mimo(fields: Fields) -> CacheSpec:
+    """Qwen2, and a drafter whose layers are made like the model's (vLLM 0.32: models/mimo_mtp.py:95-116)."""
+    num_draft_layers = fields.count("num_nextn_predict_layers")
+    return _read(fields, _from_max_window_layers, num_draft_layers)
 
 
 def read_qwen3(fields: Fields) -> CacheSpec:
@@ -43,7 +49,7 @@ def read_smollm3(fields: Fields) -> CacheSpec:
     return _read(fields, _refuse_unstated)
 
 
-def _read(fields: Fields, kinds_when_on: KindsWhenOn) -> CacheSpec:
+def _read(fields: Fields, kinds_when_on: KindsWhenOn, num_draft_layers: int = 0) -> CacheSpec:
     num_layers = fields.require("num_hidden_layers")
     window_tokens = _window(fields)
     stated = fields.layer_types(num_layers)
@@ -53,7 +59,7 @@ def _read(fields: Fields, kinds_when_on: KindsWhenOn) -> CacheSpec:
         kinds = (LayerKind.FULL,) * num_layers
     else:
         raise fields.unsupported("layer_types in config.json has sliding layers, and use_sliding_window is off")
-    return build_spec(fields, read_heads(fields), kinds, window_tokens)
+    return build_spec(fields, read_heads(fields), kinds, window_tokens, kinds[-1:] * num_draft_layers)
 
 
 def _window(fields: Fields) -> int | None:

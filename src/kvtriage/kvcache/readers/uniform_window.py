@@ -1,4 +1,4 @@
-"""One window for every layer, or none at all: Mistral, Ministral 3, Mixtral, Phi-3, Phi-4."""
+"""One window for every layer, or none at all: Mistral, Ministral 3, Mixtral, Phi-3, Phi-4, Phi-MoE."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from kvtriage.kvcache.readers.fields import Fields
 from kvtriage.kvcache.readers.geometry import build_spec, read_heads
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
-__all__ = ["read_ministral3", "read_mistral", "read_mixtral", "read_phi3"]
+__all__ = ["read_ministral3", "read_mistral", "read_mixtral", "read_phi3", "read_phimoe"]
 
 
 def read_mistral(fields: Fields) -> CacheSpec:
@@ -27,6 +27,11 @@ def read_mixtral(fields: Fields) -> CacheSpec:
 def read_phi3(fields: Fields) -> CacheSpec:
     """Full attention unless sliding_window is set; without num_key_value_heads, no grouping."""
     return _read(fields, absent_kv_heads_mean_mha=True)
+
+
+def read_phimoe(fields: Fields) -> CacheSpec:
+    """Full attention unless sliding_window is set; without num_key_value_heads, the documented 8."""
+    return _read(fields.with_documented({"num_key_value_heads": 8}), absent_kv_heads_mean_mha=True)
 
 
 def _read(fields: Fields, *, absent_kv_heads_mean_mha: bool = False) -> CacheSpec:
