@@ -15,6 +15,7 @@ HINT = "take config.json as the model's authors published it; kvtriage does not 
 _LARGEST: Mapping[str, int] = {
     "num_hidden_layers": 4096,
     "num_nextn_predict_layers": 4096,
+    "mtp_num_hidden_layers": 4096,
     "num_mtp_modules": 4096,
     "num_attention_heads": 65536,
     "num_key_value_heads": 65536,
