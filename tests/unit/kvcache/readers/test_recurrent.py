@@ -12,7 +12,7 @@ from kvtriage.errors import ModelError, UnsupportedModel
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.price import price_policy
 from kvtriage.kvcache.readers import read_cache_spec
-from kvtriage.kvcache.spec import CacheSpec, LayerKind
+from kvtriage.kvcache.spec import CacheSpec, LayerKind, StateTensor
 from tests.unit.kvcache.readers.configs import edited
 from tests.unit.kvcache.readers.recurrent_configs import (
     BAILING,
@@ -97,21 +97,26 @@ def test_groups_end_in_a_latent_layer(architecture: str, latent: tuple[int, ...]
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "v_heads", "element_bytes", "block"),
-    [(24, 4, 48, 2, 784), (24, 4, 48, 1, 1568), (16, 2, 32, 1, 2096)],
+    ("element_bytes", "ranks", "speculative_tokens", "block"),
+    [(2, 1, 0, 784), (1, 1, 0, 1568), (2, 1, 1, 800), (1, 1, 2, 1600), (2, 2, 2, 800), (1, 4, 3, 1600)],
 )
 def test_an_attention_page_covers_a_state_in_as_many_tokens_as_servers_print(
-    heads: int, kv_heads: int, v_heads: int, element_bytes: int, block: int
+    element_bytes: int, ranks: int, speculative_tokens: int, block: int
 ) -> None:
-    text = {
-        **QWEN35_TEXT,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "linear_num_value_heads": v_heads,
-    }
-    spec = read_cache_spec(edited(QWEN35_27B, text_config=text))
-    token_bytes = spec.layers[3].elements_per_position * element_bytes
-    assert 16 * -(-spec.layers[0].side_bytes(1) // (16 * token_bytes)) == block
+    """Qwen3.5 and 3.6 27B, alone and with MTP: a page is the smallest multiple of 16 tokens that holds a state."""
+    recurrent, *_, attention = read_cache_spec(QWEN35_27B).layers[:4]
+    state = sum(
+        tensor.rank_bytes(ranks, speculative_tokens) for tensor in recurrent.beside if isinstance(tensor, StateTensor)
+    )
+    sixteen_tokens = 16 * attention.elements_per_position * element_bytes // ranks
+    assert 16 * -(-state // sixteen_tokens) == block
+
+
+def test_the_page_of_a_smaller_model() -> None:
+    """Qwen3.5 and 3.6 35B-A3B in FP8."""
+    text = {**QWEN35_TEXT, "num_attention_heads": 16, "num_key_value_heads": 2, "linear_num_value_heads": 32}
+    recurrent, *_, attention = read_cache_spec(edited(QWEN35_27B, text_config=text)).layers[:4]
+    assert 16 * -(-recurrent.side_bytes(1) // (16 * attention.elements_per_position)) == 2096
 
 
 # --- what a state is, and is not --------------------------------------------------------
@@ -135,7 +140,11 @@ def test_attention_and_a_state_in_one_layer() -> None:
     layer = read_cache_spec(FALCON_H1).layers[0]
     assert layer.kind is LayerKind.FULL
     assert layer.holds_kv
-    assert [cache.name for cache in layer.beside if hasattr(cache, "name")] == ["conv", "conv_groups", "recurrent"]
+    assert [cache.name for cache in layer.beside if isinstance(cache, StateTensor)] == [
+        "conv",
+        "conv_groups",
+        "recurrent",
+    ]
 
 
 def test_fp8_leaves_the_states_as_they_are() -> None:
