@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from kvtriage.kvcache.allocator.from_spec import stack_of_spec
-from kvtriage.kvcache.allocator.layers import MAX_LAYERS, FullLayer, LayerStack, SlidingLayer
+from kvtriage.kvcache.allocator.layers import MAX_LAYERS, FullLayer, IndexLayer, LayerStack, MlaLayer, SlidingLayer
 from kvtriage.kvcache.allocator.refusal import EngineRefused, Reason
+from kvtriage.kvcache.readers.latent import Latent, latent_layer
+from kvtriage.kvcache.spec import IndexKeys
 from tests.unit.kvcache.models import GPT_OSS_20B, layer, spec_of
 
 
@@ -37,3 +39,10 @@ def test_cohere_windows_are_one_token_wider_in_the_engine() -> None:
 def test_absurd_depths_are_refused_before_they_are_built() -> None:
     with pytest.raises(ValueError, match="10,000 layers"):
         LayerStack.of_runs([(MAX_LAYERS + 1, FullLayer(1, 1, 1))])
+
+
+def test_every_latent_layer_of_a_sparse_model_is_sparse() -> None:
+    """A layer without an index of its own reads what another one chose, and packs its FP8 rows as that one does."""
+    latent = Latent(64, 576)
+    layers = latent_layer(0, latent, (IndexKeys(132),)), latent_layer(1, latent)
+    assert stack_of_spec(spec_of(*layers)).kinds == (MlaLayer(576, sparse=True), IndexLayer(132))
