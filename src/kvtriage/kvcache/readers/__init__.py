@@ -32,6 +32,7 @@ from kvtriage.kvcache.readers import (
     two_geometries,
     uniform_window,
 )
+from kvtriage.kvcache.readers.absurd import refuse_absurd_sizes
 from kvtriage.kvcache.readers.fields import HINT, Fields, describe
 from kvtriage.kvcache.readers.refusals import refuse_unread_caches
 from kvtriage.kvcache.spec import CacheSpec
@@ -77,6 +78,7 @@ READERS: Mapping[str, Reader] = {
     "Gemma4ForCausalLM": Reader(shared_kv.read_gemma4, shared_kv.UNDERSTOOD),
     "Gemma4ForConditionalGeneration": Reader(shared_kv.read_gemma4_multimodal, shared_kv.UNDERSTOOD),
     "GemmaForCausalLM": Reader(full.read_gemma),
+    "Gemma4UnifiedForConditionalGeneration": Reader(shared_kv.read_gemma4_unified, shared_kv.UNDERSTOOD),
     "Glm4MoeForCausalLM": Reader(full.read_glm4_moe),
     "Glm4MoeLiteForCausalLM": Reader(latent.read_latent_dense, latent.UNDERSTOOD),
     "Glm4vForConditionalGeneration": Reader(multimodal.read_glm4v),
@@ -116,6 +118,7 @@ READERS: Mapping[str, Reader] = {
     "MiniMaxM3SparseForCausalLM": Reader(block_sparse.read_minimax_m3, block_sparse.UNDERSTOOD),
     "MiniMaxM3SparseForConditionalGeneration": Reader(block_sparse.read_minimax_m3_multimodal, block_sparse.UNDERSTOOD),
     "Ministral3ForCausalLM": Reader(uniform_window.read_ministral3),
+    "Mistral3ForConditionalGeneration": Reader(uniform_window.read_mistral3_multimodal),
     "MistralForCausalLM": Reader(uniform_window.read_mistral),
     "MixtralForCausalLM": Reader(uniform_window.read_mixtral),
     "MllamaForConditionalGeneration": Reader(cross.read_mllama, also=("cross_attention_layers",)),
@@ -166,7 +169,9 @@ def read_cache_spec(config: Mapping[str, object]) -> CacheSpec:
             f"{architecture}, which config.json names in architectures, is not read by kvtriage",
             hint=f"it reads {', '.join(sorted(READERS))}",
         )
-    return reader.read(fields)
+    spec = reader.read(fields)
+    refuse_absurd_sizes(spec)
+    return spec
 
 
 def _architecture(config: object) -> str:

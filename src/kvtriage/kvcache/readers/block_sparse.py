@@ -42,8 +42,14 @@ def _read_index(fields: Fields, num_layers: int) -> tuple[IndexKeys, tuple[bool,
     """What a sparse layer keeps for each position, and which layers are sparse."""
     sparse = fields.inside("sparse_attention_config")
     is_sparse = sparse.flags("sparse_attention_freq", num_layers)
-    if is_sparse is None or ("use_sparse_attention" in sparse.config and not sparse.flag("use_sparse_attention")):
-        raise fields.unsupported(f"{sparse.prefix}sparse_attention_freq and use_sparse_attention must both be stated")
+    if is_sparse is None:
+        raise fields.unsupported(
+            f"{sparse.prefix}sparse_attention_freq, which says what layers are sparse, is not stated"
+        )
+    if any(is_sparse) and "use_sparse_attention" in sparse.config and not sparse.flag("use_sparse_attention"):
+        raise fields.unsupported(
+            f"{sparse.prefix}use_sparse_attention is off, and sparse_attention_freq has sparse layers"
+        )
     return IndexKeys(_INDEX_KEY_ELEMENT_BYTES * sparse.require("sparse_index_dim")), is_sparse
 
 

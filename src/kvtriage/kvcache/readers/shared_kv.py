@@ -13,7 +13,14 @@ from kvtriage.kvcache.readers.geometry import Heads, attention_layer, grouped, r
 from kvtriage.kvcache.readers.interleaved import every_nth_full
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
-__all__ = ["UNDERSTOOD", "read_gemma3n", "read_gemma3n_multimodal", "read_gemma4", "read_gemma4_multimodal"]
+__all__ = [
+    "UNDERSTOOD",
+    "read_gemma3n",
+    "read_gemma3n_multimodal",
+    "read_gemma4",
+    "read_gemma4_multimodal",
+    "read_gemma4_unified",
+]
 
 UNDERSTOOD = ("num_kv_shared_layers", "attention_k_eq_v", "global_head_dim", "use_bidirectional_attention")
 
@@ -51,14 +58,28 @@ def read_gemma4(fields: Fields) -> CacheSpec:
     cache has both (models/gemma4.py:421 and :536). Every 6th layer is full, unless layer_types says otherwise,
     and the last one always. (transformers: Gemma4TextConfig; vLLM 0.32: models/gemma4.py:471-491.)
     """
+    return _read_gemma4(fields, max_model_len=131072, window_tokens=512)
+
+
+def read_gemma4_multimodal(fields: Fields) -> CacheSpec:
+    """The language model is in text_config; images and sound become tokens of the same cache."""
+    return read_gemma4(fields.inside("text_config"))
+
+
+def read_gemma4_unified(fields: Fields) -> CacheSpec:
+    """As `read_gemma4_multimodal`, with other documented defaults (transformers: Gemma4UnifiedTextConfig)."""
+    return _read_gemma4(fields.inside("text_config"), max_model_len=262144, window_tokens=1024)
+
+
+def _read_gemma4(fields: Fields, *, max_model_len: int, window_tokens: int) -> CacheSpec:
     _refuse_other_forms(fields)
     documented = {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": 256,
         "global_head_dim": 512,
-        "max_position_embeddings": 131072,
-        "sliding_window": 512,
+        "max_position_embeddings": max_model_len,
+        "sliding_window": window_tokens,
     }
     fields = fields.with_documented(documented)
     num_layers = fields.require("num_hidden_layers")
@@ -71,11 +92,6 @@ def read_gemma4(fields: Fields) -> CacheSpec:
         fields.require("global_head_dim"),
     )
     return _spec(fields, kinds, {LayerKind.FULL: full, LayerKind.SLIDING: sliding})
-
-
-def read_gemma4_multimodal(fields: Fields) -> CacheSpec:
-    """The language model is in text_config; images and sound become tokens of the same cache."""
-    return read_gemma4(fields.inside("text_config"))
 
 
 def _refuse_other_forms(fields: Fields) -> None:

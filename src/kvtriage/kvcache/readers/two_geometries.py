@@ -71,16 +71,15 @@ def read_step3_multimodal(fields: Fields) -> CacheSpec:
 
 
 def _kinds_with_drafter(fields: Fields, num_layers: int, num_draft_layers: int) -> tuple[LayerKind, ...]:
-    listed = fields.config.get("layer_types")
-    if listed is None:
-        raise fields.unsupported("layer_types is not stated in config.json, and engines differ about what that means")
     total = num_layers + num_draft_layers
-    if isinstance(listed, list) and len(listed) == total:
-        kinds = fields.layer_types(total)
-    else:
-        kinds = fields.layer_types(num_layers)
+    listed = fields.config.get("layer_types")
+    goes_on = isinstance(listed, list) and len(listed) == total
+    kinds = fields.layer_types(total if goes_on else num_layers)
+    if kinds is None:
+        raise fields.unsupported("layer_types is not stated in config.json, and engines differ about what that means")
+    if len(kinds) < total:
         fields.assume("draft layers", f"{num_draft_layers} of full attention", "layer_types ends before them")
-    return (*(kinds or ()), *(LayerKind.FULL,) * (total - len(kinds or ())))
+    return (*kinds, *(LayerKind.FULL,) * (total - len(kinds)))
 
 
 def _sliding_heads(fields: Fields, heads: Heads) -> Heads:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvtriage.kvcache.readers.fields import Fields
+from kvtriage.kvcache.readers.fields import Fields, describe
 from kvtriage.kvcache.readers.geometry import build_spec, read_heads
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
-__all__ = ["read_ministral3", "read_mistral", "read_mixtral", "read_phi3", "read_phimoe"]
+__all__ = ["read_ministral3", "read_mistral", "read_mistral3_multimodal", "read_mixtral", "read_phi3", "read_phimoe"]
 
 
 def read_mistral(fields: Fields) -> CacheSpec:
@@ -17,6 +17,18 @@ def read_mistral(fields: Fields) -> CacheSpec:
 def read_ministral3(fields: Fields) -> CacheSpec:
     """Full attention unless sliding_window is set."""
     return _read(fields.with_documented({"head_dim": 128}))
+
+
+def read_mistral3_multimodal(fields: Fields) -> CacheSpec:
+    """Mistral Small 3.1 and later, Ministral 3: the language model is in text_config, and its model_type says which."""
+    text = fields.inside("text_config")
+    match text.text("model_type"):
+        case "mistral":
+            return read_mistral(text)
+        case "ministral3":
+            return read_ministral3(text)
+        case other:
+            raise fields.unsupported(f"text_config.model_type is {describe(other)}, which is not read")
 
 
 def read_mixtral(fields: Fields) -> CacheSpec:
