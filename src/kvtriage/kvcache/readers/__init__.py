@@ -158,7 +158,7 @@ def read_cache_spec(config: Mapping[str, object]) -> CacheSpec:
     """The geometry of the cache, from a parsed config.json.
 
     Raises UnsupportedModel for an architecture or a kind of cache that is not read, and
-    ModelError, naming the key, for one that is missing or makes no sense.
+    ModelError, naming the key, for one that is missing or makes no sense; also for sizes that no model has.
     """
     architecture = _architecture(config)
     fields = Fields(architecture, config)

@@ -140,7 +140,11 @@ class Fields:
         value = self._entries(key)
         if value is None:
             return None
-        found = tuple(entry for entry in value if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0)
+        found = tuple(
+            entry
+            for entry in value
+            if isinstance(entry, int) and not isinstance(entry, bool) and 0 <= entry <= _LARGEST_OTHERWISE
+        )
         if len(found) != len(value):
             raise self._wrong(key, value, "a list of whole numbers from 0")
         return found

@@ -10,6 +10,7 @@ from kvtriage.errors import ModelError, UnsupportedModel
 from kvtriage.kvcache.readers import READERS, read_cache_spec
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 from tests.unit.kvcache.readers.configs import GEMMA3_4B, GPT_OSS_20B, LLAMA, QWEN25_7B, edited
+from tests.unit.kvcache.readers.shapes import read_shapes, shape_of
 
 FULL, SLIDING = LayerKind.FULL, LayerKind.SLIDING
 
@@ -195,11 +196,11 @@ def test_without_layer_types_every_nth_layer_is_full(
     assert any("layer_types" in line for line in spec.assumed)
 
 
-def test_exaone4_must_state_its_layer_types() -> None:
+@pytest.mark.parametrize("pattern", [{"sliding_window_pattern": "LLLG"}, {"sliding_window_pattern": 4}, {}])
+def test_exaone4_spells_its_pattern_in_letters_or_as_a_number_or_not_at_all(pattern: Mapping[str, object]) -> None:
     stated = of("Exaone4ForCausalLM", sliding_window=4096, layer_types=["sliding_attention"] * 3 + ["full_attention"])
     assert full_layers(read_cache_spec(stated)) == (3,)
-    with pytest.raises(UnsupportedModel, match="layer_types is not stated"):
-        read_cache_spec(edited(stated, layer_types=..., sliding_window_pattern="LLLG"))
+    assert read_cache_spec(edited(stated, layer_types=..., **pattern)).layers == read_cache_spec(stated).layers
 
 
 def test_sliding_layers_need_a_window() -> None:
@@ -259,11 +260,11 @@ def test_a_yarn_factor_that_makes_no_sense_is_named(factor: object) -> None:
 
 
 @pytest.mark.parametrize("architecture", sorted(READERS))
-def test_every_architecture_in_the_table_can_be_read(architecture: str) -> None:
-    """Full layers only, stated in full: the one form that all of them share."""
-    config = of(architecture, sliding_window=None, head_dim=64, layer_types=["full_attention"] * 4)
-    if architecture == "Gemma3ForConditionalGeneration":
-        config = {"architectures": [architecture], "text_config": config}
-    spec = read_cache_spec(config)
-    assert full_layers(spec) == (0, 1, 2, 3)
-    assert geometry(spec) == (32, 8, 64, 64)
+def test_every_architecture_in_the_table_reads_a_published_model(architecture: str) -> None:
+    spec = read_cache_spec(shape_of(architecture, read_shapes()).config)
+    assert [layer.layer_idx for layer in spec.layers] == list(range(spec.num_layers))
+    assert any(layer.holds_kv for layer in spec.layers)
+
+
+def test_every_shape_is_of_an_architecture_in_the_table() -> None:
+    assert set(read_shapes()) <= set(READERS)

@@ -7,6 +7,7 @@ import pytest
 from kvtriage.errors import ModelError, UnsupportedModel
 from kvtriage.kvcache.readers import read_cache_spec
 from tests.unit.kvcache.readers.configs import GEMMA3_4B, GPT_OSS_20B, LLAMA, edited
+from tests.unit.kvcache.readers.shapes import read_shapes, shape_of
 
 
 @pytest.mark.parametrize(
@@ -45,13 +46,26 @@ def test_a_key_that_is_switched_off_announces_nothing(value: object) -> None:
 def test_nested_text_models_are_looked_into() -> None:
     text = {**dict(GEMMA3_4B["text_config"]), "num_kv_shared_layers": 20}  # type: ignore[call-overload]
     with pytest.raises(UnsupportedModel, match=r"text_config\.num_kv_shared_layers is 20"):
-        read_cache_spec(edited(GEMMA3_4B, architectures=["Gemma4ForConditionalGeneration"], text_config=text))
+        read_cache_spec(edited(GEMMA3_4B, text_config=text))
 
 
 def test_an_unknown_architecture_is_named_with_the_known_ones() -> None:
     with pytest.raises(UnsupportedModel, match="NobodyKnowsForCausalLM") as caught:
         read_cache_spec(edited(LLAMA, architectures=["NobodyKnowsForCausalLM"]))
     assert "LlamaForCausalLM" in caught.value.hint
+
+
+def test_a_size_that_no_model_has_is_refused_whatever_it_comes_from() -> None:
+    wide = edited(LLAMA, num_attention_heads=65536, num_key_value_heads=65536, head_dim=65536)
+    with pytest.raises(ModelError, match=r"layer 0 holds more than 16,777,216 elements for each position"):
+        read_cache_spec(wide)
+    tiles = {"image_size": 2**16, "patch_size": 2**4, "max_num_tiles": 2**10}
+    mllama = {"architectures": ["MllamaForConditionalGeneration"], "model_type": "mllama", "text_config": {}}
+    with pytest.raises(ModelError, match=r"layer 3 holds more than 16,777,216 positions of an encoder"):
+        read_cache_spec({**mllama, "vision_config": tiles})
+    states = shape_of("NemotronHForCausalLM", read_shapes()).config
+    with pytest.raises(ModelError, match=r"layer 0 holds more than 68,719,476,736 bytes beside K and V"):
+        read_cache_spec({**states, "ssm_state_size": 2**30})
 
 
 @pytest.mark.parametrize("kind", ["chunked_attention", "linear_attention", "conv", "full", "", 3, None, [["x"]]])
