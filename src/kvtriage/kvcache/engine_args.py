@@ -38,6 +38,8 @@ class EngineArgs:
     `max_model_len` None is the model's own longest context, and -1 the longest that fits. Lengths are in
     tokens. `max_num_batched_tokens` is 8,192 under the API server on GPUs of 70 GiB or more.
 
+    `allow_chunked_hybrid` is VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE.
+
     `enable_prefix_caching` None is the default of the `version`. `num_speculative_tokens` 0 is no speculation;
     with EAGLE the `draft_layers` are those of the drafter, with MTP they are the model's own unless given here.
     `mamba_cache_mode` and `mamba_block_size` are checked and change nothing: 0.32 derives both from prefix caching
@@ -54,6 +56,7 @@ class EngineArgs:
     attention_backend: Backend = Backend.FLASH_ATTN
     layout: Layout = Layout.LBNHC
     hybrid_manager: HybridManager = HybridManager.AUTO
+    allow_chunked_hybrid: bool = True
     num_gpu_blocks_override: int | None = None
     version: EngineVersion = MODELLED
     pipeline_parallel_size: int = 1
@@ -109,6 +112,7 @@ def pool_settings(spec: CacheSpec, policy: CachePolicy, args: EngineArgs) -> Poo
         backend=args.attention_backend,
         layout=args.layout,
         hybrid_manager=args.hybrid_manager,
+        allow_chunked_hybrid=args.allow_chunked_hybrid,
         prefix_caching=_caches_prefixes(spec, args),
         num_speculative_tokens=args.num_speculative_tokens,
         pipeline_parallel_size=args.pipeline_parallel_size,
@@ -146,10 +150,6 @@ def check_args(spec: CacheSpec, args: EngineArgs) -> None:
         raise EngineRefused("ValidationError", Reason.MAMBA, f"mamba_cache_mode {args.mamba_cache_mode[:40]!a}")
     if args.mamba_block_size not in (None, args.max_model_len) and not _caches_prefixes(spec, args):
         raise EngineRefused("ValidationError", Reason.MAMBA, "mamba_block_size needs prefix caching")
-    if args.pipeline_parallel_size > spec.num_layers:
-        raise EngineRefused(
-            "ValueError", Reason.STAGES, f"{spec.num_layers} layers over {args.pipeline_parallel_size} pipeline stages"
-        )
     if args.decode_context_parallel_size > 1:
         _check_context_parallel(spec, args)
 

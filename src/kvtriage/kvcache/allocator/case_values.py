@@ -8,9 +8,25 @@ from typing import TypeVar
 
 from kvtriage.errors import DataError
 
-__all__ = ["HINT", "choice", "flag", "mapping", "sequence", "whole", "words"]
+__all__ = [
+    "HINT",
+    "MOST_BYTES",
+    "MOST_TOKENS",
+    "WIDEST",
+    "choice",
+    "flag",
+    "mapping",
+    "optional",
+    "sequence",
+    "whole",
+    "words",
+]
 
 HINT = "the form of a case is described in docs/reference/capacity.md"
+
+MOST_TOKENS = 2**40
+MOST_BYTES = 2**60
+WIDEST = 2**20
 
 _Choice = TypeVar("_Choice", bound=enum.StrEnum)
 
@@ -24,6 +40,11 @@ def whole(values: Mapping[str, object], key: str, default: int | None, low: int,
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise DataError(f"{key} is not a whole number from {low:,} to {high:,}", hint=HINT)
     return value
+
+
+def optional(values: Mapping[str, object], key: str, low: int, high: int) -> int | None:
+    """A whole number, or None where absent or null. Raises DataError."""
+    return None if values.get(key) is None else whole(values, key, None, low, high)
 
 
 def flag(values: Mapping[str, object], key: str, default: bool) -> bool:

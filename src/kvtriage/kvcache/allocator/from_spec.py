@@ -96,7 +96,7 @@ def _attention(layer: LayerSpec, num_kv_heads: int, wider: int, is_sparse: bool)
             return ChunkedLayer(*heads, layer.window_tokens)
         case LayerKind.CROSS:
             return CrossLayer(*heads)
-    raise not_modelled(f"the pages of layer {layer.layer_idx}: {layer.kind}, with window or compressed positions")
+    raise not_modelled(f"the pages of layer {layer.layer_idx}, a latent one with a window or compressed positions")
 
 
 def _with_state_dtypes(layer: LayerSpec, conv: MambaDtype, temporal: MambaDtype) -> LayerSpec:

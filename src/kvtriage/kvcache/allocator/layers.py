@@ -168,7 +168,13 @@ class LayerStack:
         return None
 
     @property
+    def is_latent(self) -> bool:
+        found = self.first_attention
+        return found is not None and isinstance(found[1], MlaLayer)
+
+    @property
     def is_sparse(self) -> bool:
+        """Whether some layer chooses by an index what it attends to."""
         return any(isinstance(kind, IndexLayer) for kind in self.kinds)
 
     @property

@@ -28,6 +28,7 @@ __all__ = ["CachedLayer", "LayerPage", "PageRules", "ceil_div", "make_pages", "r
 
 SMALLEST_BLOCK = 16
 FLASHMLA_BLOCK = 64
+SPARSE_KV_BLOCK = 128
 LATENT_HYBRID_STEP = 128
 PACKED_LATENT_BYTES = 656
 """An FP8 row of a sparse latent layer with its scales: 512 + 16 + 2 · 64, fp8_ds_mla (mla_attention.py:365, :1365)."""
@@ -92,7 +93,7 @@ class LayerPage:
 def resolve_rules(stack: LayerStack, settings: PoolSettings) -> PageRules:
     """Block sizes as the worker settles them before any layer is asked for its page."""
     found = stack.first_attention
-    smallest = FLASHMLA_BLOCK if stack.is_sparse else SMALLEST_BLOCK
+    smallest = _smallest_block(stack)
     if settings.block_size is not None and (settings.block_size < 1 or settings.block_size % smallest):
         raise EngineRefused(
             "ValueError", Reason.BLOCK_SIZE, f"a block of {settings.block_size} tokens is no multiple of {smallest}"
@@ -104,7 +105,7 @@ def resolve_rules(stack: LayerStack, settings: PoolSettings) -> PageRules:
     token_bytes = _model_elements(first) * settings.primary_dtype.element_bytes
     state_page_bytes = None
     if state_bytes := stack.largest_state_bytes:
-        step = max(block_size, LATENT_HYBRID_STEP) if isinstance(first, MlaLayer) else block_size
+        step = max(block_size, LATENT_HYBRID_STEP) if stack.is_latent else block_size
         block_size = max(block_size, step * ceil_div(state_bytes, step * token_bytes))
         state_page_bytes = block_size * token_bytes
     if not settings.skip_layers or settings.primary_dtype is not CacheDtype.FP8:
@@ -122,13 +123,22 @@ def _model_elements(first: AttentionLayer) -> int:
     return first.head_size if isinstance(first, MlaLayer) else 2 * first.num_kv_heads * first.head_size
 
 
+def _smallest_block(stack: LayerStack) -> int:
+    """What all backends take: sparse latents and their index 64 tokens, sparse K and V and theirs 128.
+
+    (v1/attention/backends/mla/indexer.py:284, models/minimax_m3/common/sparse_attention.py:163.)
+    """
+    if not stack.is_sparse:
+        return SMALLEST_BLOCK
+    return FLASHMLA_BLOCK if stack.is_latent else SPARSE_KV_BLOCK
+
+
 def _preferred_block(stack: LayerStack, settings: PoolSettings) -> int:
-    """The smallest that all backends like; those of sparse layers and of their indexes take multiples of 64 alone."""
-    found = stack.first_attention
-    is_latent = found is not None and isinstance(found[1], MlaLayer)
-    if stack.is_sparse or (is_latent and settings.primary_dtype is CacheDtype.FP8):
-        return FLASHMLA_BLOCK
-    return SMALLEST_BLOCK
+    """The smallest that all backends like."""
+    smallest = _smallest_block(stack)
+    if stack.is_latent and settings.primary_dtype is CacheDtype.FP8:
+        return max(smallest, FLASHMLA_BLOCK)
+    return smallest
 
 
 def _smallest_kernel_block(first: EngineLayer, settings: PoolSettings, *, is_skipped: bool) -> int:

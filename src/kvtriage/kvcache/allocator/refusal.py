@@ -28,7 +28,7 @@ class Reason(enum.StrEnum):
     PAGE_SIZES = "pages_not_unified"
     REQUEST = "request_does_not_fit"
     SPLIT = "padded_page_cannot_be_split"
-    STAGES = "more_stages_than_layers"
+    STAGES = "stage_without_cache"
     WINDOWS = "window_sizes_differ"
 
 

@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtriage.kvcache.allocator.group import Group
+from kvtriage.kvcache.allocator.refusal import EngineRefused, Reason
 
 __all__ = ["split_layers", "widest_stage_bytes"]
 
 
 def split_layers(num_layers: int, stages: int) -> tuple[range, ...]:
-    """The layers of each stage. What does not divide goes to the stages before the last, from there backwards.
-
-    Raises ValueError when there are fewer layers than stages.
-    """
+    """The layers of each stage. What does not divide goes to the stages before the last, from there backwards."""
     each, rest = divmod(num_layers, stages)
-    if each == 0:
-        raise ValueError(f"{num_layers} layers cannot be shared out over {stages} pipeline stages")
     counts = [each] * stages
     for stage in range(2, rest + 2):
         counts[-stage] += 1
@@ -29,9 +25,18 @@ def split_layers(num_layers: int, stages: int) -> tuple[range, ...]:
 
 
 def widest_stage_bytes(groups: Sequence[Group], num_layers: int, stages: int) -> int:
-    """Bytes of one block on the stage that needs most. A drafter's places lie beyond the layers, on the last stage."""
+    """Bytes of one block on the stage that needs most. A drafter's places lie beyond the layers, on the last stage.
+
+    Raises EngineRefused for a stage without any cache.
+    """
     bounds = split_layers(num_layers, stages)
-    return max(_widest(groups, layers, is_last=layers is bounds[-1]) for layers in bounds)
+    widest = [_widest(groups, layers, is_last=layers is bounds[-1]) for layers in bounds]
+    if 0 in widest:
+        # The engine divides its memory by the bytes of a block without a check (v1/core/kv_cache_utils.py:1580).
+        raise EngineRefused(
+            "ZeroDivisionError", Reason.STAGES, f"pipeline stage {widest.index(0)} has no layer with a cache"
+        )
+    return max(widest)
 
 
 def _widest(groups: Sequence[Group], layers: range, *, is_last: bool) -> int:
