@@ -24,7 +24,7 @@ from kvtriage.kvcache.allocator.pages import LayerPage, ceil_div
 from kvtriage.kvcache.allocator.pool import Pool
 from kvtriage.kvcache.allocator.settings import PoolSettings, ServingLimits
 
-__all__ = ["blocks_in_steady_decode", "blocks_in_step", "held_tokens"]
+__all__ = ["blocks_in_steady_decode", "blocks_in_step", "checkpoint_blocks", "held_tokens"]
 
 
 def blocks_in_steady_decode(pool: Pool, limits: ServingLimits, context_len: int) -> int:
@@ -39,13 +39,29 @@ def blocks_in_steady_decode(pool: Pool, limits: ServingLimits, context_len: int)
 
 
 def blocks_in_step(pool: Pool, limits: ServingLimits, settled: int, computed: int, end: int) -> int:
-    """Blocks of all groups in the step that computes tokens `computed` to `end`; `settled` of them have ended."""
+    """Blocks of all groups in the step that computes tokens `computed` to `end`, those up to `settled` being done."""
     return sum(
         [
             group.copies * _step_blocks(group.pages[0], pool.settings, limits, settled, computed, end)
             for group in pool.groups
         ]
     )
+
+
+def checkpoint_blocks(pool: Pool, computed: int, end: int) -> int:
+    """Blocks more, at the most, in the last step of a prefill: a state from inside a chunk of three blocks or more.
+
+    v1/kv_cache_interface.py:1124, v1/core/single_type_kv_cache_manager.py:1643.
+    """
+    blocks = 0
+    for group in pool.groups:
+        block = group.pages[0].block_size
+        match group.pages[0].layer:
+            case StateLayer(checkpoint_blocks=kept) if block and ceil_div(end, block) - 2 > (computed - 1) // block:
+                blocks += group.copies * kept
+            case _:
+                pass
+    return blocks
 
 
 def held_tokens(page: LayerPage, limits: ServingLimits, length: int) -> int:

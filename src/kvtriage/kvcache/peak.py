@@ -10,9 +10,13 @@ from __future__ import annotations
 
 from kvtriage.kvcache.allocator.pool import Pool
 from kvtriage.kvcache.allocator.settings import ServingLimits
-from kvtriage.kvcache.held import blocks_in_step
+from kvtriage.kvcache.held import blocks_in_step, checkpoint_blocks
 
 __all__ = ["peak_blocks"]
+
+MOST_STEPS = 16_384
+"""Steps that are looked at, the last ones. Windows and chunks repeat within fewer how they fall on blocks, and full
+layers only grow."""
 
 
 def peak_blocks(pool: Pool, limits: ServingLimits, prompt_len: int, *, batches_in_flight: int) -> int:
@@ -22,7 +26,11 @@ def peak_blocks(pool: Pool, limits: ServingLimits, prompt_len: int, *, batches_i
     """
     chunk = limits.max_num_batched_tokens
     behind = chunk * (batches_in_flight - 1)
-    return max(
-        blocks_in_step(pool, limits, max(0, computed - behind), computed, min(computed + chunk, prompt_len))
-        for computed in range(0, prompt_len, chunk)
-    )
+    last = (prompt_len - 1) // chunk * chunk
+
+    def blocks(computed: int) -> int:
+        end = min(computed + chunk, prompt_len)
+        kept = checkpoint_blocks(pool, computed, end) if computed == last else 0
+        return kept + blocks_in_step(pool, limits, max(0, computed - behind), computed, end)
+
+    return max(blocks(computed) for computed in range(max(0, last - MOST_STEPS * chunk), prompt_len, chunk))
