@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kvtriage.kvcache.readers.fields import Fields, describe
 from kvtriage.kvcache.readers.geometry import build_spec, read_heads
-from kvtriage.kvcache.readers.interleaved import every_nth_full
+from kvtriage.kvcache.readers.interleaved import read_interleaved_kinds
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
 __all__ = ["read_exaone4", "read_exaone4_5", "read_exaone_moe"]
@@ -53,7 +53,7 @@ def _kinds(fields: Fields, num_layers: int, window_tokens: int | None) -> tuple[
             raise fields.unsupported("layer_types in config.json has sliding layers, and sliding_window is null")
         return (LayerKind.FULL,) * num_layers
     if not isinstance(fields.config.get("sliding_window_pattern"), str):
-        return listed or every_nth_full(fields, num_layers, 4, "sliding_window_pattern")
+        return read_interleaved_kinds(fields, num_layers, period=4, pattern_key="sliding_window_pattern")
     spelled = _from_letters(fields, num_layers)
     if listed is None:
         fields.assume("layer_types", "the letters repeated, the last layer full", "sliding_window_pattern")

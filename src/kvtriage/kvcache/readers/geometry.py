@@ -9,7 +9,16 @@ from kvtriage.errors import ModelError
 from kvtriage.kvcache.readers.fields import HINT, Fields
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec, SideCache
 
-__all__ = ["Heads", "build_spec", "read_head_dim", "read_heads", "read_max_model_len"]
+__all__ = [
+    "Heads",
+    "attention_layer",
+    "build_spec",
+    "grouped",
+    "read_head_dim",
+    "read_heads",
+    "read_max_model_len",
+    "spec_of_layers",
+]
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from kvtriage.kvcache.readers.geometry import build_spec, read_heads
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
 __all__ = [
-    "every_nth_full",
     "read_cohere2",
     "read_gemma2",
     "read_gemma3",
     "read_gemma3_multimodal",
     "read_gpt_oss",
+    "read_interleaved_kinds",
     "read_olmo3",
 ]
 
@@ -65,18 +65,30 @@ def _read(
     fields: Fields, *, period: int, pattern_key: str | None = None, absent_kv_heads_mean_mha: bool = False
 ) -> CacheSpec:
     num_layers = fields.require("num_hidden_layers")
-    kinds = fields.layer_types(num_layers) or every_nth_full(fields, num_layers, period, pattern_key)
+    kinds = read_interleaved_kinds(fields, num_layers, period, pattern_key)
     window_tokens = fields.require("sliding_window") if LayerKind.SLIDING in kinds else None
     heads = read_heads(fields, absent_kv_heads_mean_mha=absent_kv_heads_mean_mha)
     return build_spec(fields, heads, kinds, window_tokens)
 
 
-def every_nth_full(
+def read_interleaved_kinds(
     fields: Fields, num_layers: int, period: int, pattern_key: str | None = None
 ) -> tuple[LayerKind, ...]:
-    """L kinds, recorded as assumed: every n-th full, n stated under `pattern_key` or else `period`."""
-    stated = None if pattern_key is None else fields.stated(pattern_key)
-    nth = period if stated is None else stated
-    because = f"the default of {fields.architecture}" if stated is None else f"from {pattern_key}"
-    fields.assume("layer_types", f"full at multiples of {nth} (counted from 1), sliding between", because)
+    """L kinds: `layer_types`, or else every n-th full, n stated under `pattern_key` or documented as `period`.
+
+    The second is recorded as assumed. Raises UnsupportedModel where both are stated and differ.
+    """
+    nth = None if pattern_key is None else fields.stated(pattern_key)
+    listed = fields.layer_types(num_layers)
+    if listed is None:
+        because = f"the default of {fields.architecture}" if nth is None else f"from {pattern_key}"
+        nth = period if nth is None else nth
+        fields.assume("layer_types", f"full at multiples of {nth} (counted from 1), sliding between", because)
+        return _every_nth_full(num_layers, nth)
+    if nth is not None and listed != _every_nth_full(num_layers, nth):
+        raise fields.unsupported(f"layer_types in config.json contradicts {pattern_key}, which is {nth}")
+    return listed
+
+
+def _every_nth_full(num_layers: int, nth: int) -> tuple[LayerKind, ...]:
     return tuple(LayerKind.FULL if number % nth == 0 else LayerKind.SLIDING for number in range(1, num_layers + 1))

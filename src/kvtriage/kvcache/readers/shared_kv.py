@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from kvtriage.kvcache.readers.fields import Fields, describe
 from kvtriage.kvcache.readers.geometry import Heads, attention_layer, grouped, read_heads, spec_of_layers
-from kvtriage.kvcache.readers.interleaved import every_nth_full
+from kvtriage.kvcache.readers.interleaved import read_interleaved_kinds
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
 __all__ = [
@@ -40,7 +40,7 @@ def read_gemma3n(fields: Fields) -> CacheSpec:
     }
     fields = fields.with_documented(documented)
     num_layers = fields.require("num_hidden_layers")
-    kinds = fields.layer_types(num_layers) or every_nth_full(fields, num_layers, 5)
+    kinds = read_interleaved_kinds(fields, num_layers, period=5)
     heads = read_heads(fields)
     return _spec(fields, kinds, {LayerKind.FULL: heads, LayerKind.SLIDING: heads})
 
@@ -83,7 +83,7 @@ def _read_gemma4(fields: Fields, *, max_model_len: int, window_tokens: int) -> C
     }
     fields = fields.with_documented(documented)
     num_layers = fields.require("num_hidden_layers")
-    kinds = _last_one_full(fields, fields.layer_types(num_layers) or every_nth_full(fields, num_layers, 6))
+    kinds = _last_one_full(fields, read_interleaved_kinds(fields, num_layers, period=6))
     sliding = read_heads(fields)
     num_global_kv_heads = fields.stated("num_global_key_value_heads") if fields.flag("attention_k_eq_v") else None
     full = grouped(
