@@ -28,9 +28,18 @@ def read_object(path: Path, limit_bytes: int, hint: str) -> tuple[dict[str, obje
 
 
 def parse_object(data: bytes, source: str, hint: str) -> dict[str, object]:
-    """Raises ModelError when `data` is not JSON in UTF-8, or not an object."""
+    """Raises ModelError when `data` is not JSON in UTF-8, not an object, or says two things under one key."""
+
+    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for key, value in pairs:
+            if found.setdefault(key, value) != value:
+                shown = ascii(key if len(key) <= 60 else f"{key[:60]}...")
+                raise ModelError(f"{source} contradicts itself: it states {shown} twice", hint=hint)
+        return found
+
     try:
-        value = json.loads(data.decode("utf-8"))
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{source} is not JSON", hint=hint) from error
     if not isinstance(value, dict):

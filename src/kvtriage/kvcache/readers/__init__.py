@@ -5,6 +5,7 @@ To add an architecture: write its family's file, or find the one that fits, and 
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -167,11 +168,15 @@ def read_cache_spec(config: Mapping[str, object]) -> CacheSpec:
     if reader is None:
         raise UnsupportedModel(
             f"{architecture}, which config.json names in architectures, is not read by kvtriage",
-            hint=f"it reads {', '.join(sorted(READERS))}",
+            hint=f"of the {len(READERS)} that it reads, these are nearest by name: {', '.join(_nearest(architecture))}",
         )
     spec = reader.read(fields)
     refuse_absurd_sizes(spec)
     return spec
+
+
+def _nearest(architecture: str) -> list[str]:
+    return difflib.get_close_matches(architecture, sorted(READERS), n=3, cutoff=0.0)
 
 
 def _architecture(config: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtriage.errors import ModelError, UnsupportedModel
-from kvtriage.kvcache.readers import read_cache_spec
+from kvtriage.kvcache.readers import READERS, read_cache_spec
 from tests.unit.kvcache.readers.configs import GEMMA3_4B, GPT_OSS_20B, LLAMA, edited
 from tests.unit.kvcache.readers.shapes import read_shapes, shape_of
 
@@ -49,10 +49,13 @@ def test_nested_text_models_are_looked_into() -> None:
         read_cache_spec(edited(GEMMA3_4B, text_config=text))
 
 
-def test_an_unknown_architecture_is_named_with_the_known_ones() -> None:
-    with pytest.raises(UnsupportedModel, match="NobodyKnowsForCausalLM") as caught:
-        read_cache_spec(edited(LLAMA, architectures=["NobodyKnowsForCausalLM"]))
-    assert "LlamaForCausalLM" in caught.value.hint
+@pytest.mark.parametrize(("unknown", "near"), [("Llama9ForCausalLM", "LlamaForCausalLM"), ("x", "")])
+def test_an_unknown_architecture_is_named_with_those_nearest_by_name(unknown: str, near: str) -> None:
+    with pytest.raises(UnsupportedModel, match=unknown) as caught:
+        read_cache_spec(edited(LLAMA, architectures=[unknown]))
+    assert f"of the {len(READERS)} that it reads" in caught.value.hint
+    assert near in caught.value.hint
+    assert len(caught.value.hint) < 250
 
 
 def test_a_size_that_no_model_has_is_refused_whatever_it_comes_from() -> None:
