@@ -15,6 +15,7 @@ from kvtriage.kvcache.spec import CacheSpec
 __all__ = [
     "read_glm4v",
     "read_llm_cfg",
+    "read_llm_config",
     "read_minicpmv",
     "read_qwen2_vl",
     "read_qwen3_vl",
@@ -41,6 +42,7 @@ _TEXT_MODELS: Mapping[str, _TextModel] = {
             "max_position_embeddings": 2048,
         },
     ),
+    "internlm2": _TextModel(full.read_full),
     "mistral": _TextModel(uniform_window.read_mistral),
     "qwen2": _TextModel(
         switched_window.read_qwen2,
@@ -66,7 +68,7 @@ _MINICPMV: Mapping[str, Callable[[Fields], CacheSpec]] = {
 
 
 def read_text_config(fields: Fields) -> CacheSpec:
-    """LLaVA, Qwen2-Audio, LocateAnything: text_config names the kind of text model that it describes.
+    """LLaVA, InternVL, Idefics 3, SmolVLM, Qwen2-Audio, LocateAnything: text_config names the kind of text model that it describes.
 
     Raises UnsupportedModel for a kind that is not read here.
     """
@@ -76,6 +78,11 @@ def read_text_config(fields: Fields) -> CacheSpec:
 def read_llm_cfg(fields: Fields) -> CacheSpec:
     """VILA: the same under llm_cfg."""
     return _read_inside(fields, "llm_cfg")
+
+
+def read_llm_config(fields: Fields) -> CacheSpec:
+    """InternVL in its authors' own form: the same under llm_config."""
+    return _read_inside(fields, "llm_config")
 
 
 def read_qwen2_vl(fields: Fields) -> CacheSpec:

@@ -38,7 +38,7 @@ _ANNOUNCED_BY: Mapping[str, str] = {
 }
 
 
-_TEXT_MODELS = ("text_config", "llm_cfg")
+_TEXT_MODELS = ("text_config", "llm_cfg", "llm_config")
 
 
 def refuse_unread_caches(fields: Fields, understood: Sequence[str]) -> None:

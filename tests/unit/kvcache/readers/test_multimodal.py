@@ -28,6 +28,9 @@ def around(architecture: str, text: Mapping[str, object], key: str = "text_confi
         ("LlavaOnevisionForConditionalGeneration", "text_config"),
         ("LocateAnythingForConditionalGeneration", "text_config"),
         ("Qwen2AudioForConditionalGeneration", "text_config"),
+        ("Idefics3ForConditionalGeneration", "text_config"),
+        ("InternVLForConditionalGeneration", "text_config"),
+        ("InternVLChatModel", "llm_config"),
         ("LlavaLlamaModel", "llm_cfg"),
     ],
 )
@@ -105,9 +108,15 @@ def test_a_version_that_is_not_known_is_refused(version: object) -> None:
         read_cache_spec(edited(LLAMA, architectures=["MiniCPMV"], version=version))
 
 
-@pytest.mark.parametrize("key", ["text_config", "llm_cfg"])
-def test_a_cache_that_is_not_read_is_found_inside(key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "architecture"),
+    [
+        ("text_config", "LlavaForConditionalGeneration"),
+        ("llm_cfg", "LlavaLlamaModel"),
+        ("llm_config", "InternVLChatModel"),
+    ],
+)
+def test_a_cache_that_is_not_read_is_found_inside(key: str, architecture: str) -> None:
     text = edited(LLAMA, kv_lora_rank=512)
-    architecture = "LlavaLlamaModel" if key == "llm_cfg" else "LlavaForConditionalGeneration"
     with pytest.raises(UnsupportedModel, match=rf"latent attention \(MLA\) yet \({key}\.kv_lora_rank is 512\)"):
         read_cache_spec(around(architecture, text, key))
