@@ -35,7 +35,7 @@ __all__ = ["EngineArgs", "check_args", "layer_stack", "pool_settings", "reserve"
 class EngineArgs:
     """Named as vLLM names them, with the defaults of 0.32. What a policy says is not among them.
 
-    `max_model_len` None is the model's own longest context, and -1 the longest that fits. Lengths are in
+    `max_model_len` None is the length that the engine takes from config.json, and -1 the longest that fits. Lengths are in
     tokens. `max_num_batched_tokens` is 8,192 under the API server on GPUs of 70 GiB or more.
 
     `allow_chunked_hybrid` is VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE.
@@ -43,7 +43,7 @@ class EngineArgs:
     `enable_prefix_caching` None is the default of the `version`. `num_speculative_tokens` 0 is no speculation;
     with EAGLE the `draft_layers` are those of the drafter, with MTP they are the model's own unless given here.
     `mamba_cache_mode` and `mamba_block_size` are checked and change nothing: 0.32 derives both from prefix caching
-    (model_executor/models/config.py:672, platforms/interface.py:1090). Prefill context parallelism leaves the
+    (model_executor/models/config.py:672, platforms/interface.py:1102). Prefill context parallelism leaves the
     allocation alone too: every rank holds all of it (v1/kv_cache_interface.py names only the decode side).
     """
 
@@ -121,7 +121,7 @@ def pool_settings(spec: CacheSpec, policy: CachePolicy, args: EngineArgs) -> Poo
 
 def serving_limits(spec: CacheSpec, args: EngineArgs, available_bytes: int) -> ServingLimits:
     """What a pool is asked: memory of one GPU, lengths, tokens in flight."""
-    length = spec.max_model_len if args.max_model_len is None else args.max_model_len
+    length = spec.default_model_len or spec.max_model_len if args.max_model_len is None else args.max_model_len
     schedules_ahead = args.async_scheduling and not (
         args.num_speculative_tokens and args.speculative_method is SpeculativeMethod.NGRAM
     )
@@ -132,7 +132,7 @@ def serving_limits(spec: CacheSpec, args: EngineArgs, available_bytes: int) -> S
         async_scheduling=schedules_ahead,
         max_num_encoder_input_tokens=_encoder_tokens(spec, args),
         num_gpu_blocks_override=args.num_gpu_blocks_override,
-        longest_model_len=spec.max_model_len,
+        longest_model_len=spec.default_model_len or spec.max_model_len,
         batches_in_flight=args.version.batches_in_flight(
             async_scheduling=schedules_ahead, pipeline_parallel=args.pipeline_parallel_size
         ),

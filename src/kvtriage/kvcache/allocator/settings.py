@@ -129,7 +129,7 @@ class ServingLimits:
 
     `max_model_len` None is -1: the longest that fits, at most `longest_model_len`. A sliding layer must have
     room for all `batches_in_flight`: None is two with asynchronous scheduling, else one. For a drafter of several
-    modules it keeps `retained_tokens` more than its window (v1/core/kv_cache_utils.py:2549). Ranks of decode context
+    modules it keeps `retained_tokens` more than its window (v1/core/kv_cache_utils.py:2585). Ranks of decode context
     parallelism share out the tokens of full and latent layers.
     """
 

@@ -1,7 +1,7 @@
 """Pipeline parallelism: each stage holds the pages of its own layers, under groups made for the whole model.
 
 Every stage gets as many blocks as the poorest, and the poorest is the one whose widest group is the widest: the
-memory of all GPUs is taken to be the same. (v1/core/kv_cache_utils.py:2482, :2655; distributed/utils.py:126.)
+memory of all GPUs is taken to be the same. (v1/core/kv_cache_utils.py:2486, :2665; distributed/utils.py:126.)
 """
 
 from __future__ import annotations
@@ -32,9 +32,13 @@ def widest_stage_bytes(groups: Sequence[Group], num_layers: int, stages: int) ->
     bounds = split_layers(num_layers, stages)
     widest = [_widest(groups, layers, is_last=layers is bounds[-1]) for layers in bounds]
     if 0 in widest:
-        # The engine divides its memory by the bytes of a block without a check (v1/core/kv_cache_utils.py:1580).
+        # No size of page: the layout is refused, or, with one group only, memory is divided by it
+        # (v1/core/kv_cache_utils.py:1565, :1627).
+        several = sum(group.copies for group in groups) > 1
         raise EngineRefused(
-            "ZeroDivisionError", Reason.STAGES, f"pipeline stage {widest.index(0)} has no layer with a cache"
+            "ValueError" if several else "ZeroDivisionError",
+            Reason.STAGES,
+            f"pipeline stage {widest.index(0)} has no layer with a cache",
         )
     return max(widest)
 
