@@ -6,9 +6,11 @@ more however long the text becomes. Without an image it keeps nothing; the price
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvtriage.errors import ModelError
 from kvtriage.kvcache.readers.fields import HINT, Fields
-from kvtriage.kvcache.readers.geometry import Heads, read_heads, read_max_model_len
+from kvtriage.kvcache.readers.geometry import Heads, read_heads, spec_of_layers
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
 
 __all__ = ["read_mllama"]
@@ -29,13 +31,19 @@ def read_mllama(fields: Fields) -> CacheSpec:
 
     Raises ModelError for one that does not exist.
     """
-    text = fields.inside("text_config").with_documented(_DOCUMENTED_TEXT)
+    text = _text_model(fields)
     encoder_tokens = _image_tokens(fields)
     cross = _cross_attention_layers(text)
     num_layers = _num_layers(text, cross)
     heads = read_heads(text)
     layers = tuple(_layer(idx, heads, encoder_tokens if idx in cross else None) for idx in range(num_layers))
-    return CacheSpec(fields.text("model_type"), layers, read_max_model_len(text), tuple(text.assumed))
+    return spec_of_layers(text, layers)
+
+
+def _text_model(fields: Fields) -> Fields:
+    """The keys of text_config under the name of the whole model: not every file names the text model by itself."""
+    text = fields.inside("text_config").with_documented(_DOCUMENTED_TEXT)
+    return replace(text, config={**text.config, "model_type": fields.text("model_type")})
 
 
 def _image_tokens(fields: Fields) -> int:

@@ -68,7 +68,7 @@ _MINICPMV: Mapping[str, Callable[[Fields], CacheSpec]] = {
 
 
 def read_text_config(fields: Fields) -> CacheSpec:
-    """LLaVA, InternVL, Idefics 3, SmolVLM, Qwen2-Audio, LocateAnything: text_config names the kind of text model that it describes.
+    """text_config names the kind of text model that it describes: LLaVA, InternVL, SmolVLM, Qwen2-Audio.
 
     Raises UnsupportedModel for a kind that is not read here.
     """

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvtriage.kvcache.readers import READERS
 
-__all__ = ["Shape", "read_shapes", "shape_of"]
+__all__ = ["Shape", "read_shapes", "shape_of", "stand_in"]
 
 FILE = Path(__file__).with_name("shapes.json")
 
@@ -29,11 +29,16 @@ def read_shapes() -> dict[str, Shape]:
 
 
 def shape_of(architecture: str, shapes: dict[str, Shape]) -> Shape:
-    """The architecture's own, or under its name that of another which the same function reads.
+    """The architecture's own, or under its name that of its stand-in."""
+    own = architecture if architecture in shapes else stand_in(architecture, shapes)
+    config = copy.deepcopy(shapes[own].config)
+    return Shape(shapes[own].model, {**config, "architectures": [architecture]})
+
+
+def stand_in(architecture: str, shapes: dict[str, Shape]) -> str:
+    """The shortest name of those with a shape that the same function reads.
 
     Raises StopIteration when there is none: a new reader needs a line in shapes.json.
     """
     read = READERS[architecture].read
-    own = architecture if architecture in shapes else next(name for name in shapes if READERS[name].read is read)
-    config = copy.deepcopy(shapes[own].config)
-    return Shape(shapes[own].model, {**config, "architectures": [architecture]})
+    return next(name for name in sorted(shapes, key=len) if READERS[name].read is read)
