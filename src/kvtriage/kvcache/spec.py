@@ -169,6 +169,9 @@ class CacheSpec:
 
     `draft_layers` are those of the checkpoint's own drafter (MTP): they hold a cache only where the
     engine speculates. Their `layer_idx` goes on from L.
+
+    `default_model_len` is the length that vLLM serves unless told otherwise, in tokens, where that is not
+    `max_model_len`.
     """
 
     model_type: str
@@ -176,6 +179,7 @@ class CacheSpec:
     max_model_len: int
     assumed: tuple[str, ...] = ()
     draft_layers: tuple[LayerSpec, ...] = ()
+    default_model_len: int | None = None
 
     @property
     def num_layers(self) -> int:

@@ -1,11 +1,12 @@
-"""What all families share: heads, the longest context, and how a CacheSpec is put together."""
+"""What all families share: heads, and how a CacheSpec is put together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvtriage.errors import ModelError
+from kvtriage.kvcache.readers.context import read_context_lengths
 from kvtriage.kvcache.readers.fields import HINT, Fields
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec, SideCache
 
@@ -16,7 +17,6 @@ __all__ = [
     "grouped",
     "read_head_dim",
     "read_heads",
-    "read_max_model_len",
     "spec_of_layers",
 ]
 
@@ -69,34 +69,6 @@ def read_head_dim(fields: Fields, num_attention_heads: int) -> int:
     return fields.derive("head_dim", head_dim, "hidden_size / num_attention_heads")
 
 
-def read_max_model_len(fields: Fields) -> int:
-    """The longest context in tokens: max_position_embeddings, or what YaRN extends it to."""
-    stated = fields.require("max_position_embeddings")
-    extended = _yarn_tokens(fields)
-    if extended is None or extended <= stated:
-        return stated
-    fields.assume("max_model_len", extended, "YaRN: factor * original_max_position_embeddings")
-    return extended
-
-
-def _yarn_tokens(fields: Fields) -> int | None:
-    """None without YaRN. transformers 5 writes rope_parameters, earlier ones rope_scaling."""
-    for key in ("rope_parameters", "rope_scaling"):
-        if not isinstance(fields.config.get(key), Mapping):
-            continue
-        rope = fields.inside(key)
-        if "yarn" not in (rope.config.get("rope_type"), rope.config.get("type")):
-            continue
-        original = rope.stated("original_max_position_embeddings")
-        factor = rope.config.get("factor")
-        if original is None or factor is None:
-            return None
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor <= 10**6:
-            raise ModelError(f"{key}.factor in config.json is not a number from 1 to 1000000", hint=HINT)
-        return int(original * factor)
-    return None
-
-
 def attention_layer(
     layer_idx: int,
     kind: LayerKind,
@@ -129,9 +101,15 @@ def attention_layer(
 
 def spec_of_layers(fields: Fields, layers: Iterable[LayerSpec], draft_layers: Iterable[LayerSpec] = ()) -> CacheSpec:
     """The layers, with what config.json says of the whole model. The last step of a reader: it takes `assumed`."""
-    max_model_len = read_max_model_len(fields)
-    model_type = fields.text("model_type")
-    return CacheSpec(model_type, tuple(layers), max_model_len, tuple(fields.assumed), tuple(draft_layers))
+    lengths = read_context_lengths(fields)
+    return CacheSpec(
+        model_type=fields.text("model_type"),
+        layers=tuple(layers),
+        max_model_len=lengths.max_model_len,
+        assumed=tuple(fields.assumed),
+        draft_layers=tuple(draft_layers),
+        default_model_len=lengths.default_model_len,
+    )
 
 
 def build_spec(
