@@ -69,7 +69,7 @@ def cache_memory(
 ) -> MemoryBand:
     """The band for weights of `weights_bytes` in all, shared out over `tp` GPUs.
 
-    0.92 is 0.32's own utilization (config/cache.py:91), and the batched tokens are the server's default for
+    0.92 is 0.32's own utilization (config/cache.py:102), and the batched tokens are the server's default for
     this GPU. Raises BadInput for numbers that make no sense and for weights that leave nothing in any case.
     """
     if not 0 < utilization <= 1:

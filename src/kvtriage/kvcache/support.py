@@ -256,7 +256,7 @@ CAUTIONS: tuple[Caution, ...] = (
         Severity.SAID,
         lambda on: on.is_on_platform(Platform.ROCM) and on.has_static_scales,
         "on MI300 FP8 is e4m3fnuz: the engine doubles each scale, for stored numbers are half as large",
-        "model_executor/layers/quantization/kv_cache.py:131-133, platforms/rocm.py:1188-1197",
+        "model_executor/layers/quantization/kv_cache.py:120-122, platforms/rocm.py:1188-1197",
         "scales are written as for other GPUs",
     ),
     Caution(
@@ -272,7 +272,7 @@ CAUTIONS: tuple[Caution, ...] = (
             on.spec.model_type.startswith(("gemma3", "gemma4")) and not on.serving.with_images and on.is_on(9, 10)
         ),
         "where this model is given images it attends to them in both directions and takes another backend",
-        "transformers_utils/model_arch_config_convertor.py:364-389, platforms/cuda.py:136-165",
+        "transformers_utils/model_arch_config_convertor.py:364-386, platforms/cuda.py:136-165",
         "serve text alone with --limit-mm-per-prompt, or ask again with images",
     ),
 )

@@ -151,7 +151,7 @@ def _own_version(ask: Ask) -> int:
 
 
 def _no_flash_fp8(ask: Ask) -> bool:
-    """fa_utils.py:283-314."""
+    """v1/attention/backends/fa_utils.py:282-314."""
     if not ask.is_fp8:
         return False
     version = _version(ask)
@@ -188,7 +188,7 @@ RULES: tuple[Rule, ...] = (
         ("FLASH_ATTN",),
         lambda ask: ask.has_sink and _own_version(ask) < 3,
         "attention sinks need FlashAttention 3 or 4",
-        f"{_BACKENDS}/fa_utils.py:318-321",
+        f"{_BACKENDS}/fa_utils.py:319-322",
     ),
     Rule(
         ("FLASH_ATTN",),
