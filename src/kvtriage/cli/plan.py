@@ -1,197 +1,33 @@
-"""`kvtriage plan`: what a cache policy costs, from a config.json alone.
+"""`kvtriage plan`: what a cache policy costs and what the engine will report, from a config.json alone.
 
-Pure functions from a CacheSpec to an answer, and the click command around them. Answering for a
-file on disk loads neither torch nor numpy; demo models and hub ids load what they need.
+Answering for a file on disk loads neither torch nor numpy; demo models and hub ids load what they need, and
+what only --against, --sweep and --cases need is loaded with them.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from kvtriage.checkpoints.json_file import read_object
-from kvtriage.cli.plan_text import describe_layers, render_plan
-from kvtriage.cli.sources import CONFIG_ALONE, resolve_model
-from kvtriage.cli.terminal import say
-from kvtriage.errors import ModelError, StudyError
-from kvtriage.kvcache.policy import CachePolicy, Scaling
-from kvtriage.kvcache.price import capacity_tokens, price_policy
-from kvtriage.kvcache.readers import read_cache_spec
-from kvtriage.kvcache.server_args import vllm_args
-from kvtriage.kvcache.spec import CacheSpec, LayerKind
-from kvtriage.units import parse_bytes
+from kvtriage.cli.plan_answer import PlanAnswer, answer
+from kvtriage.cli.plan_model import load_model
+from kvtriage.cli.plan_options import EngineFlags, engine_options
+from kvtriage.cli.plan_question import Asked, open_question
+from kvtriage.cli.plan_words import NATIVE, parse_memories, parse_skip
+from kvtriage.errors import StudyError
+from kvtriage.files import write_atomic, writing
+from kvtriage.kvcache.allocator import Reason, Refusal
+from kvtriage.kvcache.policy import Scaling
+from kvtriage.kvcache.support import Severity
 
-__all__ = [
-    "build_policy",
-    "load_config",
-    "parse_contexts",
-    "parse_skip",
-    "plan_command",
-    "plan_json",
-    "render_plan",
-]
-
-SCHEMA = 1
-CONFIG_LIMIT_BYTES = 16 * 1024**2
-NATIVE = "native"
-GROUPS: Mapping[str, LayerKind] = {"sliding_window": LayerKind.SLIDING, "full_attention": LayerKind.FULL}
-
-
-# --- what the user typed ----------------------------------------------------------------
-
-
-def parse_skip(text: str, spec: CacheSpec) -> tuple[int, ...]:
-    """'sliding_window', 'full_attention' or '0,5,7-9' to layer indices, ascending.
-
-    Raises StudyError for an entry that matches no layer: a server would ignore it silently.
-    """
-    skip: set[int] = set()
-    entries = text.replace(",", " ").split()
-    if not entries:
-        raise StudyError("--skip names no layer", hint=f"leave it out, or give {_skip_forms(spec)}")
-    for entry in entries:
-        skip.update(_skip_entry(entry, spec))
-    return tuple(sorted(skip))
-
-
-def _skip_entry(entry: str, spec: CacheSpec) -> Iterable[int]:
-    if entry in GROUPS:
-        layers = spec.layers_of(GROUPS[entry])
-        if not layers:
-            raise StudyError(f"--skip {entry} matches no layer of {spec.model_type}", hint=_layers_there_are(spec))
-        return layers
-    indices = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", entry)
-    if indices is None:
-        raise StudyError(f"--skip does not understand {entry!a}", hint=f"give {_skip_forms(spec)}")
-    first = int(indices[1])
-    last = first if indices[2] is None else int(indices[2])
-    if not first <= last < spec.num_layers:
-        raise StudyError(f"--skip {entry} matches no layer of {spec.model_type}", hint=_layers_there_are(spec))
-    return range(first, last + 1)
-
-
-def _skip_forms(spec: CacheSpec) -> str:
-    return f"sliding_window, full_attention, or layers from 0 to {spec.num_layers - 1} such as 0,5,7-9"
-
-
-def _layers_there_are(spec: CacheSpec) -> str:
-    return f"the model has layers 0 to {spec.num_layers - 1}: {describe_layers(spec)}"
-
-
-def parse_contexts(texts: Sequence[str], spec: CacheSpec) -> tuple[int, ...]:
-    """One context length for each sequence of the batch; the longest possible one when none is given.
-
-    Raises StudyError for what is not a positive number of tokens or beyond the model's limit.
-    """
-    if not texts:
-        return (spec.max_model_len,)
-    words = [word for text in texts for word in text.replace(",", " ").split()]
-    if not words:
-        raise StudyError("--context names no length", hint="leave it out, or give whole numbers such as 4096,32768")
-    return tuple(_context(word, spec) for word in words)
-
-
-def _context(word: str, spec: CacheSpec) -> int:
-    if re.fullmatch(r"[0-9]{1,15}", word) is None or int(word) == 0:
-        raise StudyError(f"--context {word!a} is not a number of tokens", hint="give a whole number such as 32768")
-    if int(word) > spec.max_model_len:
-        raise StudyError(
-            f"a context of {int(word):,} tokens is beyond the {spec.max_model_len:,} that {spec.model_type} can read",
-            hint=f"give --context {spec.max_model_len} or less",
-        )
-    return int(word)
-
-
-def build_policy(spec: CacheSpec, scaling: str, skip: Iterable[int]) -> CachePolicy:
-    """`scaling` is a Scaling or 'native'. Raises StudyError when both say what stays in BF16."""
-    kept = tuple(skip)
-    if scaling != NATIVE:
-        return CachePolicy.fp8(spec.num_layers, Scaling(scaling), kept)
-    if kept:
-        raise StudyError("--skip with --scaling native says the same twice", hint="drop one of the two")
-    return CachePolicy.native(spec.num_layers)
-
-
-# --- where the model is -----------------------------------------------------------------
-
-
-def load_config(source: str) -> dict[str, object]:
-    """The parsed config.json of a folder, a file, a `demo:` model or a hub id. Raises ModelError."""
-    path = Path(source)
-    return _read_config(
-        path if os.path.isfile(path) else resolve_model(source, _report, hub_files=CONFIG_ALONE) / "config.json"
-    )
-
-
-def _read_config(path: Path) -> dict[str, object]:
-    if not os.path.isfile(path):
-        raise ModelError(f"{path} is not there or not a file", hint="a model folder has its config.json at the top")
-    config, _ = read_object(path, CONFIG_LIMIT_BYTES, "give a Hugging Face model folder, or its config.json")
-    return config
-
-
-def _report(what: str, done: int, total: int) -> None:
-    say(f"{what} {done}/{total}")
-
-
-# --- the answer -------------------------------------------------------------------------
-
-
-def plan_json(
-    spec: CacheSpec, policy: CachePolicy, contexts: Sequence[int], memory_bytes: int | None
-) -> dict[str, object]:
-    """One object for other programs. The form of `worksheet` is stable; lengths are in tokens."""
-    return {
-        "schema": SCHEMA,
-        "model": {
-            "model_type": spec.model_type,
-            "max_model_len": spec.max_model_len,
-            "layers": [asdict(layer) for layer in spec.layers],
-        },
-        "assumed": list(spec.assumed),
-        "policy": {"formats": list(policy.encode()), "skip_layers": list(policy.skip_layers)},
-        "contexts": list(contexts),
-        "worksheet": asdict(price_policy(spec, policy, contexts)),
-        "capacity": None if memory_bytes is None else _capacity(spec, policy, contexts, memory_bytes),
-        "vllm_args": list(vllm_args(policy, spec, None)),
-    }
-
-
-def _capacity(spec: CacheSpec, policy: CachePolicy, contexts: Sequence[int], memory_bytes: int) -> dict[str, object]:
-    """Tokens of whole sequences that fit, for each context length that was asked for."""
-    return {
-        "memory_bytes": memory_bytes,
-        "rows": [
-            {
-                "context_len": context_len,
-                "bf16_tokens": capacity_tokens(spec, CachePolicy.native(spec.num_layers), context_len, memory_bytes),
-                "fp8_tokens": capacity_tokens(
-                    spec, CachePolicy.fp8(spec.num_layers, Scaling.UNIT), context_len, memory_bytes
-                ),
-                "policy_tokens": capacity_tokens(spec, policy, context_len, memory_bytes),
-            }
-            for context_len in sorted(set(contexts))
-        ],
-    }
-
-
-# --- the command ------------------------------------------------------------------------
+__all__ = ["plan_command"]
 
 
 @click.command("plan", short_help="Price a cache policy from a config.json.")
 @click.argument("model", required=False)
-@click.option(
-    "--cases",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Answer cases of vLLM's allocator instead, one JSON object a line; with --json.",
-)
 @click.option(
     "--context",
     "contexts",
@@ -207,38 +43,191 @@ def _capacity(spec: CacheSpec, policy: CachePolicy, contexts: Sequence[int], mem
     show_default=True,
     help="How the FP8 layers are scaled; native keeps everything in BF16.",
 )
-@click.option("--memory", metavar="BYTES", help="Cache memory to fill, such as 16GiB.")
+@click.option(
+    "--memory",
+    "--kv-cache-memory-bytes",
+    "memories",
+    multiple=True,
+    metavar="BYTES",
+    help="Cache memory of each GPU, such as 16GiB; with --sweep a list.",
+)
+@click.option("--gpu", metavar="NAME", help="The GPU that will serve, such as h100-80g.")
+@click.option("--weights-gib", metavar="GIB", help="Size of the weights, in place of --memory; needs --gpu.")
+@click.option(
+    "--utilization",
+    "--gpu-memory-utilization",
+    type=click.FloatRange(0, 1, min_open=True),
+    metavar="SHARE",
+    help="Of the GPU, with --weights-gib.  [default: 0.92]",
+)
+@engine_options
+@click.option(
+    "--against",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Compare with a vLLM log or a saved /metrics page.",
+)
+@click.option("--sweep", "is_sweep", is_flag=True, help="Price every skip that is easily said, over lists.")
+@click.option("--set", "sets", multiple=True, metavar="LAYERS", help="Another set of layers to skip, with --sweep.")
+@click.option("--svg", metavar="FILE", type=click.Path(path_type=Path), help="Also draw the sweep.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown for a ticket.")
+@click.option(
+    "--cases",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Answer cases of vLLM's allocator instead, one JSON object a line; with --json.",
+)
+@click.pass_context
 def plan_command(
+    ctx: click.Context,
     model: str | None,
-    cases: Path | None,
     contexts: tuple[str, ...],
     skip: str | None,
     scaling: str,
-    memory: str | None,
+    memories: tuple[str, ...],
+    gpu: str | None,
+    weights_gib: str | None,
+    utilization: float | None,
+    engine: EngineFlags,
+    against: Path | None,
+    is_sweep: bool,
+    sets: tuple[str, ...],
+    svg: Path | None,
     as_json: bool,
-) -> None:
+    as_markdown: bool,
+    cases: Path | None,
+) -> int:
     """Price a cache policy for MODEL: a folder, a config.json, a demo: model or a hub id.
 
-    No weights are needed. The numbers are exact for what sequences hold in steady decode.
+    No weights are needed. Given the memory for the cache, it says what vLLM will report at its start, and why.
 
     \b
-    Example:
-      kvtriage plan demo:gemma3-270m --context 32768 --skip sliding_window
+    Examples:
+      kvtriage plan demo:gemma3-270m --context 32768 --skip sliding_window --memory 4GiB
+      kvtriage plan gpt-oss-20b/ --gpu h100-80g --weights-gib 13
+      kvtriage plan gpt-oss-20b/ --sweep --memory 16GiB --context 8192,32768
+      kvtriage plan gpt-oss-20b/ --against server.log
     """
+    if as_json and as_markdown:
+        raise click.UsageError("--json and --markdown are two forms of one answer: choose one.")
+    form = "json" if as_json else "markdown" if as_markdown else "text"
     if cases is not None:
-        _answer_cases(cases, alone=model is None and not contexts and skip is None and memory is None, as_json=as_json)
-        return
+        _answer_cases(cases, alone=_typed(ctx) <= {"cases", "as_json"}, as_json=as_json)
+        return 0
     if model is None:
         raise click.UsageError("Missing argument 'MODEL'.")
-    spec = read_cache_spec(load_config(model))
-    lengths = parse_contexts(contexts, spec)
-    policy = build_policy(spec, scaling, () if skip is None else parse_skip(skip, spec))
-    memory_bytes = None if memory is None else _memory(memory)
-    if as_json:
-        click.echo(json.dumps(plan_json(spec, policy, lengths, memory_bytes), indent=2))
-    else:
-        click.echo(render_plan(spec, policy, lengths, memory_bytes), nl=False)
+    if (sets or svg is not None) and not is_sweep:
+        raise click.UsageError("--set and --svg belong to --sweep.")
+    asked = Asked(contexts, skip, scaling, memories, gpu, weights_gib, utilization, engine)
+    if against is not None:
+        if is_sweep:
+            raise click.UsageError("--against and --sweep are two questions: ask one.")
+        return _compare(model, asked, against, form, says_policy=bool(_typed(ctx) & {"skip", "scaling"}))
+    if is_sweep:
+        return _sweep(model, asked, sets, svg, form)
+    return _plan(model, asked, form)
+
+
+def _typed(ctx: click.Context) -> frozenset[str]:
+    """Names of the parameters that stood on the command line."""
+    return frozenset(
+        name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    )
+
+
+# --- one policy -------------------------------------------------------------------------
+
+
+def _plan(model: str, asked: Asked, form: str) -> int:
+    """Everything is printed first; what vLLM would refuse is an error all the same."""
+    config, hf_quant_config = load_model(model)
+    found = answer(open_question(config, hf_quant_config, asked))
+    match form:
+        case "json":
+            from kvtriage.cli.plan_json import plan_json
+
+            click.echo(json.dumps(plan_json(found), indent=2))
+        case "markdown":
+            from kvtriage.cli.plan_markdown import render_markdown
+
+            click.echo(render_markdown(found), nl=False)
+        case _:
+            from kvtriage.cli.plan_text import render_plan
+
+            click.echo(render_plan(found), nl=False)
+    _raise_refusal(found)
+    return 0
+
+
+def _raise_refusal(found: PlanAnswer) -> None:
+    if found.refusal is not None:
+        raise StudyError(f"vLLM would not start: {found.refusal.detail}", hint=_way_out(found, found.refusal))
+    for finding in found.question.findings:
+        if finding.severity is Severity.REFUSED:
+            raise StudyError(f"vLLM would not start: {finding.sentence}", hint=finding.hint)
+
+
+def _way_out(found: PlanAnswer, refusal: Refusal) -> str:
+    if found.way_out:
+        return f"it would with {' or '.join(found.way_out)}"
+    if refusal.reason in (Reason.REQUEST, Reason.MEMORY, Reason.LENGTH):
+        return "give it more --memory, a lower --max-model-len, or --max-model-len auto for the longest that fits"
+    return "ask for another policy, or for other flags"
+
+
+# --- other questions --------------------------------------------------------------------
+
+
+def _compare(model: str, asked: Asked, path: Path, form: str, *, says_policy: bool) -> int:
+    from kvtriage.cli import plan_against
+    from kvtriage.kvcache.comparison import compare
+
+    observed = plan_against.load_observed(path)
+    config, hf_quant_config = load_model(model)
+    question = open_question(config, hf_quant_config, asked)
+    comparison = compare(
+        question.spec,
+        observed,
+        flags=asked.engine.typed,
+        policy=question.policy if says_policy else None,
+        available_bytes=None if question.memory is None else question.memory.available_bytes,
+        auto_is_fp8=question.declared.is_fp8,
+    )
+    match form:
+        case "json":
+            click.echo(plan_against.render_comparison_json(observed, comparison))
+        case "markdown":
+            click.echo(plan_against.render_comparison_markdown(observed, comparison), nl=False)
+        case _:
+            click.echo(plan_against.render_comparison(path, observed, comparison), nl=False)
+    return plan_against.EXIT_CODES[comparison.outcome]
+
+
+def _sweep(model: str, asked: Asked, sets: tuple[str, ...], svg: Path | None, form: str) -> int:
+    from kvtriage.cli import plan_sweep
+    from kvtriage.cli.plan_plot import draw_svg
+
+    memories = parse_memories(asked.memories)
+    config, hf_quant_config = load_model(model)
+    question = open_question(config, hf_quant_config, replace(asked, memories=asked.memories[:0]))
+    if not memories and question.memory is not None:
+        memories = (question.memory.available_bytes,)
+    if not memories:
+        raise StudyError("--sweep needs the memory of the cache", hint="give --memory 16GiB, or a list of amounts")
+    own = [parse_skip(text, question.spec, "--set") for text in sets]
+    found = plan_sweep.run_sweep(question, own, memories)
+    if svg is not None:
+        with writing(svg):
+            write_atomic(svg, draw_svg(plan_sweep.sweep_panels(found)).encode())
+    match form:
+        case "json":
+            click.echo(json.dumps(plan_sweep.sweep_json(found), indent=2))
+        case "markdown":
+            click.echo(plan_sweep.render_sweep_markdown(found), nl=False)
+        case _:
+            click.echo(plan_sweep.render_sweep(found), nl=False)
+    return 0
 
 
 def _answer_cases(path: Path, *, alone: bool, as_json: bool) -> None:
@@ -250,10 +239,3 @@ def _answer_cases(path: Path, *, alone: bool, as_json: bool) -> None:
         raise click.UsageError("--cases answers in lines of JSON: add --json.")
     for line in answer_lines(path):
         click.echo(line)
-
-
-def _memory(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise StudyError(f"--memory {text!a} is not an amount of memory", hint="give it as 16GiB") from error

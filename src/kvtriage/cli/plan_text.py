@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from kvtriage.cli.plan_answer import PlanAnswer, Question, serve_words
+from kvtriage.cli.plan_engine_text import render_engine
+from kvtriage.kvcache.allocator.ranks import TensorParallelFacts
 from kvtriage.kvcache.policy import CachePolicy, Scaling
-from kvtriage.kvcache.price import LayerPrice, Worksheet, capacity_tokens, price_layers, price_policy
-from kvtriage.kvcache.server_args import vllm_args
-from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
+from kvtriage.kvcache.price import LayerPrice, Worksheet, price_layers
+from kvtriage.kvcache.spec import CacheSpec, IndexKeys, LayerKind, LayerSpec, SideCache, StateTensor
+from kvtriage.kvcache.support import Severity
 from kvtriage.units import format_bytes, format_tokens
 
 __all__ = ["describe_layers", "render_plan"]
@@ -17,44 +20,104 @@ __all__ = ["describe_layers", "render_plan"]
 WIDTH = 80
 
 
-def render_plan(spec: CacheSpec, policy: CachePolicy, contexts: Sequence[int], memory_bytes: int | None) -> str:
-    """What `contexts` (tokens of each sequence) hold under `policy`, and what fits into the memory."""
-    worksheet = price_policy(spec, policy, contexts)
-    parts = [
-        _model_text(spec),
-        f"Held by {_batch(contexts)}\n{_worksheet_table(spec, policy, contexts)}",
-        _conclusion(policy, worksheet),
-    ]
-    if memory_bytes is not None:
-        parts.append(_capacity_table(spec, policy, contexts, memory_bytes))
-    parts.append(_serving_text(spec, policy))
+def render_plan(answer: PlanAnswer) -> str:
+    """The whole answer, paragraph by paragraph."""
+    question = answer.question
+    spec, policy, contexts = question.spec, question.policy, question.contexts
+    parts = [_model_text(spec)]
     if spec.assumed:
         parts.append("config.json does not state, and this assumes:\n" + "\n".join(map(_bullet, spec.assumed)))
+    parts += _declared_text(question)
+    parts.append(f"Held by {_batch(contexts)}\n{_worksheet_table(spec, policy, contexts)}")
+    parts.append(_conclusion(policy, answer.worksheet))
+    if question.memory is not None and question.said:
+        parts.append("Of vLLM's flags this assumes:\n" + "\n".join(map(_bullet, question.said)))
+    if answer.unmodelled is not None:
+        parts.append(_wrap(f"The engine's own figures cannot be told: {answer.unmodelled}."))
+    if answer.engine is not None:
+        parts += render_engine(question, answer.engine)
+    if answer.ranks is not None:
+        parts.append(_ranks_text(answer.ranks))
+    parts += _warnings(answer)
+    parts.append(_serving_text(question))
     return "\n\n".join(parts) + "\n"
 
 
 def _model_text(spec: CacheSpec) -> str:
     lines = [f"{spec.model_type}: {_count(spec.num_layers, 'layer')} ({describe_layers(spec)})"]
-    geometries = {(layer.num_attention_heads, layer.num_kv_heads, layer.head_dim) for layer in spec.layers}
+    geometries = {
+        (layer.num_attention_heads, layer.num_kv_heads, layer.head_dim)
+        for layer in spec.layers
+        if layer.elements_per_position
+    }
     if len(geometries) == 1:
         num_attention_heads, num_kv_heads, head_dim = geometries.pop()
         kv_heads = _count(num_kv_heads, "KV head")
         lines.append(f"{_count(num_attention_heads, 'query head')}, {kv_heads}, head_dim {head_dim}")
-    else:
+    elif geometries:
         lines.append("heads and head_dim differ between layers")
+    if spec.draft_layers:
+        lines.append(f"a drafter of {_count(len(spec.draft_layers), 'layer')}, used where the engine speculates")
     lines.append(f"contexts up to {format_tokens(spec.max_model_len)} tokens")
     return "\n".join(_wrap(line) for line in lines)
 
 
 def describe_layers(spec: CacheSpec) -> str:
-    """'12 full, 12 sliding over 128 tokens'."""
-    sliding = spec.layers_of(LayerKind.SLIDING)
-    full = spec.layers_of(LayerKind.FULL)
-    said = [f"{len(full)} full"] if full else []
-    if sliding:
-        windows = sorted({layer.window_tokens for layer in spec.layers if layer.window_tokens is not None})
-        said.append(f"{len(sliding)} sliding over {' or '.join(map(format_tokens, windows))} tokens")
+    """'12 full, 12 sliding over 128 tokens', '36 state, 12 full', '10 sliding over 512 tokens, 20 shared'."""
+    labels = [_label(layer) for layer in spec.layers]
+    said = [f"{labels.count(label)} {_spelled(label)}" for label in dict.fromkeys(sorted(labels, key=_rank))]
+    beside = {
+        "a recurrent state": sum(_has_beside(layer, StateTensor) for layer in spec.layers if layer.holds_kv),
+        "an index": sum(_has_beside(layer, IndexKeys) for layer in spec.layers),
+        "a compressed memory": sum(layer.compress_ratio is not None for layer in spec.layers),
+    }
+    said += [f"{count} of them with {what}" for what, count in beside.items() if count]
     return ", ".join(said)
+
+
+def _rank(label: str) -> tuple[int, str]:
+    """Kinds in their own order, shared layers last."""
+    kinds = [kind.value for kind in LayerKind]
+    name = label.partition(" ")[0]
+    return (kinds.index(name) if name in kinds else len(kinds)), label
+
+
+def _spelled(label: str) -> str:
+    name, _, positions = label.partition(" ")
+    match name:
+        case LayerKind.SLIDING:
+            return f"sliding over {positions} tokens"
+        case LayerKind.CHUNKED:
+            return f"chunked by {positions} tokens"
+        case LayerKind.CROSS:
+            return f"cross attention to {positions} positions"
+        case LayerKind.STATE:
+            return "recurrent"
+        case LayerKind.NONE:
+            return "without attention"
+        case "shared":
+            return "that read an earlier layer's cache"
+        case _:
+            return label
+
+
+def _has_beside(layer: LayerSpec, kind: type[SideCache]) -> bool:
+    return any(isinstance(cache, kind) for cache in layer.beside)
+
+
+def _declared_text(question: Question) -> list[str]:
+    """Said where `auto` is not the model's own dtype, or where the checkpoint cannot be served."""
+    declared = question.declared
+    lines = []
+    if declared.cache_dtype != "auto":
+        lines.append(
+            f"This checkpoint switches --kv-cache-dtype auto to {declared.cache_dtype} by itself: {declared.because}. "
+            "An explicit dtype wins."
+        )
+    if declared.refused is not None:
+        lines.append(f"vLLM does not load this checkpoint: {declared.refused}.")
+    lines += [f"{said[:1].upper()}{said[1:]}." for said in declared.said]
+    return ["\n".join(map(_wrap, lines))] if lines else []
 
 
 def _batch(contexts: Sequence[int]) -> str:
@@ -70,17 +133,32 @@ def _worksheet_table(spec: CacheSpec, policy: CachePolicy, contexts: Sequence[in
     prices = price_layers(spec, policy, contexts)
     grouped: dict[tuple[str, str], list[LayerPrice]] = {}
     for layer, price in zip(spec.layers, prices, strict=True):
-        held = "BF16" if price.skipped_positions else "FP8"
-        grouped.setdefault((_label(layer), held), []).append(price)
+        grouped.setdefault((_label(layer), _stored(layer, price)), []).append(price)
     rows = [_row("layers", "", "in", "positions", "all BF16", "all FP8", "this policy")]
-    rows += [_price_row(label, held, group) for (label, held), group in sorted(grouped.items())]
+    rows += [_price_row(label, held, group) for (label, held), group in sorted(grouped.items(), key=_row_rank)]
     if len(grouped) > 1:
         rows.append(_price_row("all", "", prices))
     return "\n".join(rows)
 
 
+def _row_rank(row: tuple[tuple[str, str], list[LayerPrice]]) -> tuple[tuple[int, str], str]:
+    (label, held), _ = row
+    return _rank(label), held
+
+
 def _label(layer: LayerSpec) -> str:
-    return layer.kind if layer.window_tokens is None else f"{layer.kind} {format_tokens(layer.window_tokens)}"
+    """'full', 'sliding 128', 'state', 'shared'."""
+    if layer.shares_with is not None:
+        return "shared"
+    positions = layer.window_tokens if layer.encoder_tokens is None else layer.encoder_tokens
+    return layer.kind.value if positions is None else f"{layer.kind} {format_tokens(positions)}"
+
+
+def _stored(layer: LayerSpec, price: LayerPrice) -> str:
+    """'' for a layer without K and V of its own, which no policy reaches."""
+    if not layer.holds_kv:
+        return ""
+    return "BF16" if price.skipped_positions else "FP8"
 
 
 def _price_row(label: str, held: str, prices: Sequence[LayerPrice]) -> str:
@@ -117,34 +195,53 @@ def _count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _capacity_table(spec: CacheSpec, policy: CachePolicy, contexts: Sequence[int], memory_bytes: int) -> str:
-    lines = [
-        f"Whole sequences that fit into {format_bytes(memory_bytes)}, in tokens",
-        f"  {'context':>14}{'all BF16':>18}{'all FP8':>18}{'this policy':>18}",
-    ]
-    for context_len in sorted(set(contexts)):
-        fitting = [
-            _many(capacity_tokens(spec, each, context_len, memory_bytes))
-            for each in (CachePolicy.native(spec.num_layers), CachePolicy.fp8(spec.num_layers, Scaling.UNIT), policy)
-        ]
-        lines.append(f"  {format_tokens(context_len):>14}" + "".join(f"{tokens:>18}" for tokens in fitting))
-    lines.append(_wrap("A server rounds to blocks and reserves by rules of its own, so it will log another number."))
+def _ranks_text(ranks: TensorParallelFacts) -> str:
+    """What one rank holds, kind by kind."""
+    lines = [f"On each of {ranks.tensor_parallel} ranks"]
+    for alike in ranks.layers:
+        held = []
+        if alike.num_kv_heads:
+            shared = f", each on {alike.copies} ranks" if alike.copies > 1 else ""
+            held.append(f"{alike.rank_kv_heads} of {_count(alike.num_kv_heads, 'KV head')}{shared}")
+        if alike.kind is LayerKind.LATENT:
+            held = ["the whole latent, which is not divided"]
+        if alike.state_bytes:
+            held.append(f"{format_bytes(alike.state_bytes)} of state")
+        if alike.index_position_bytes:
+            held.append("all keys of the index")
+        lines.append(_bullet(f"{_count(alike.num_layers, f'{alike.kind} layer')}: {', '.join(held)}"))
+    lines.append(
+        _bullet(f"scales: {ranks.per_head_scale_bytes:,} bytes per head, {ranks.per_tensor_scale_bytes:,} per tensor")
+    )
     return "\n".join(lines)
 
 
-def _many(tokens: int) -> str:
-    """Every digit as long as the column has room for them."""
-    return format_tokens(tokens) if tokens < 10**13 else f"{tokens:.2e}"
+def _warnings(answer: PlanAnswer) -> Iterator[str]:
+    """What the engine refuses, and what is known to go wrong, each with its reason and its way out."""
+    if answer.refusal is not None:
+        refusal = answer.refusal
+        yield _wrap(f"vLLM would not start ({refusal.error_type}): {refusal.detail}.")
+        if answer.way_out:
+            yield "It would with\n" + "\n".join(_bullet(flag) for flag in answer.way_out)
+    for note in answer.question.notes:
+        yield _wrap(f"Note: {note}.")
+    for finding in answer.question.findings:
+        said = {Severity.REFUSED: "Refused", Severity.WARNED: "Warning", Severity.SAID: "Note"}[finding.severity]
+        hint = f" To do: {finding.hint}." if finding.hint else ""
+        yield _wrap(f"{said}: {finding.sentence} ({finding.source}).{hint}")
 
 
-def _serving_text(spec: CacheSpec, policy: CachePolicy) -> str:
+def _serving_text(question: Question) -> str:
+    policy = question.policy
     lines = []
     if policy.skip_layers and not policy.is_native:
         lines.append(_wrap(f"In BF16: layers {_ranges(policy.skip_layers)}"))
     calibrated = policy.scaling in (Scaling.PER_TENSOR, Scaling.PER_HEAD)
     lines.append("vllm serve, with a checkpoint that holds the scales:" if calibrated else "vllm serve:")
-    flags = " ".join(vllm_args(policy, spec, None))
+    flags = " ".join(serve_words(question))
     lines.append(textwrap.fill(flags, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
+    if question.typed.layout is not None:
+        lines.append(f"  in an environment with VLLM_KV_CACHE_LAYOUT={question.typed.layout}")
     return "\n".join(lines)
 
 

@@ -24,12 +24,11 @@ from dataclasses import dataclass, field
 
 from kvtriage.kvcache.log_values import read_pairs, read_value
 
-__all__ = ["Observed", "Reported", "Settings", "Source", "read_observed"]
+__all__ = ["LOG", "METRICS", "Observed", "Reported", "Settings", "Source", "read_observed"]
 
 Source = str
-"""'log' or 'metrics'."""
-
-LOG, METRICS = "log", "metrics"
+LOG: Source = "log"
+METRICS: Source = "metrics"
 
 
 @dataclass(frozen=True)
@@ -87,11 +86,15 @@ class Reported:
 
 @dataclass(frozen=True)
 class Observed:
-    """One start of a server. `num_starts` counts those in the file, of which this is the last."""
+    """One start of a server. `num_starts` counts those in the file, of which this is the last.
+
+    `shows_flags` says that the file has the line of what was typed, so that a flag it does not state was not typed.
+    """
 
     source: Source
     settings: Settings
     reported: Reported
+    shows_flags: bool = False
     num_starts: int = 1
 
 
@@ -116,6 +119,7 @@ class _Reading:
     num_gpu_blocks: list[int] = field(default_factory=list)
     kv_cache_tokens: list[int] = field(default_factory=list)
     answer: dict[str, object] = field(default_factory=dict)
+    shows_flags: bool = False
     num_starts: int = 1
 
     @property
@@ -130,6 +134,7 @@ class _Reading:
             self.num_gpu_blocks.clear()
             self.kv_cache_tokens.clear()
             self.answer.clear()
+            self.shows_flags = False
 
     def state(self, key: str, value: object) -> None:
         """A value of the kind that the field has; anything else states nothing."""
@@ -150,6 +155,7 @@ class _Reading:
                 kv_cache_tokens=tuple(self.kv_cache_tokens),
                 **answer,  # type: ignore[arg-type]
             ),
+            self.shows_flags,
             self.num_starts,
         )
 
@@ -207,6 +213,7 @@ def _read_version(found: re.Match[str], reading: _Reading) -> None:
 def _read_typed(found: re.Match[str], reading: _Reading) -> None:
     """What stood on the command line. In a Namespace a default is spelled out too, mostly as None."""
     reading.begin()
+    reading.shows_flags = True
     _state_args(read_pairs(found[1]), reading)
 
 

@@ -1,0 +1,167 @@
+"""The engine's answer as rows of words, the same for a terminal and for a ticket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from kvtriage.cli.plan_answer import EngineAnswer, Question
+from kvtriage.kvcache.advice import Trade
+from kvtriage.kvcache.allocator import Capacity, Refusal
+from kvtriage.kvcache.causes import Cause, CauseKind
+from kvtriage.kvcache.engine_args import EngineArgs
+from kvtriage.kvcache.gain import Gain, GainPoint
+from kvtriage.kvcache.prices import Explanation
+from kvtriage.units import format_bytes, format_bytes_alike, format_tokens
+
+__all__ = [
+    "COLUMNS",
+    "Row",
+    "cause_rows",
+    "gain_rows",
+    "log_lines",
+    "price_rows",
+    "setting_words",
+    "skip_cost_rows",
+    "trade_rows",
+]
+
+Row = tuple[str, ...]
+COLUMNS: Row = ("", "all BF16", "all FP8", "this policy")
+NONE = "-"
+
+CAUSES: Mapping[CauseKind, str] = {
+    CauseKind.STATES: "recurrent states",
+    CauseKind.INDEX_KEYS: "keys of the sparse index",
+    CauseKind.ROW_SCALES: "scales in the rows of latents",
+    CauseKind.LENGTH: "counted for the longest request",
+    CauseKind.AS_FULL: "windows allocated at full length",
+    CauseKind.LEFT_OUT: "layers left out of the blocks",
+    CauseKind.IN_FLIGHT: "tokens in flight",
+    CauseKind.STATE_COPIES: "copies of states",
+    CauseKind.BLOCK_ROUNDING: "rounding to blocks",
+    CauseKind.PAGE_PADDING: "padding of pages",
+    CauseKind.GROUP_PADDING: "empty places in groups",
+    CauseKind.STAGES: "less the layers of other stages",
+    CauseKind.NULL_BLOCK: "the null block, once a server",
+    CauseKind.REMAINDER: "rest of the memory, rounding",
+}
+
+
+def log_lines(capacity: Capacity, args: EngineArgs) -> Row:
+    """What the engine prints at its start: one line, and two before 0.21."""
+    line = capacity.reported(args.version)
+    size = f"GPU KV cache size: {line.tokens:,} tokens"
+    concurrency = f"Maximum concurrency for {capacity.max_model_len:,} tokens per request: {line.max_concurrency:.2f}x"
+    return (f"{size}, {concurrency}",) if args.version.derives_tokens_from_concurrency else (size, concurrency)
+
+
+def price_rows(question: Question, engine: EngineAnswer) -> Iterator[Row]:
+    """Name, all BF16, all FP8, this policy."""
+    version = question.args.version
+    policies = (engine.bf16, engine.fp8, engine.policy)
+    overlaps = any(isinstance(each, Explanation) and each.peak_overlapped is not None for each in policies)
+
+    def prices(name: str, read: Callable[[Explanation], int | None]) -> Row:
+        return (name, *_alike([read(each) if isinstance(each, Explanation) else None for each in policies]))
+
+    def figures(name: str, read: Callable[[Capacity], str]) -> Row:
+        return (name, *(_figure_words(each, read) for each in policies))
+
+    yield prices("its own bytes", lambda each: each.worksheet_bytes)
+    yield prices("held in decode", lambda each: each.held.reserved_bytes)
+    yield prices("peak in prefill", lambda each: each.peak.reserved_bytes)
+    if overlaps:
+        yield prices("  if steps overlap", _overlapped_bytes)
+    yield prices("reserved for it", lambda each: each.reserved.reserved_bytes)
+    yield figures("bytes of a block", lambda found: f"{found.pool.bytes_per_block:,}")
+    yield figures("blocks", lambda found: f"{found.num_blocks:,}")
+    yield figures("blocks reserved", lambda found: f"{found.blocks_per_request:,}")
+    yield figures("reported tokens", lambda found: f"{found.reported(version).tokens:,}")
+    yield figures("requests at once", lambda found: f"{found.reported(version).max_concurrency:,.2f}")
+
+
+def _overlapped_bytes(each: Explanation) -> int | None:
+    return None if each.peak_overlapped is None else each.peak_overlapped.reserved_bytes
+
+
+def _alike(sizes: Sequence[int | None]) -> Row:
+    """In one unit; what is refused has none."""
+    words = iter(format_bytes_alike([size for size in sizes if size is not None]))
+    return tuple(NONE if size is None else next(words) for size in sizes)
+
+
+def _figure_words(each: Explanation | Refusal, read: Callable[[Capacity], str]) -> str:
+    if isinstance(each, Explanation) and isinstance(each.outcome, Capacity):
+        return read(each.outcome)
+    return "refused"
+
+
+def cause_rows(explained: Explanation) -> Iterator[Row]:
+    """From the K and V of a request to what is reserved for it, and from there to the tokens of the line."""
+    yield (
+        f"K and V of {format_tokens(explained.context_len)} tokens",
+        format_bytes(explained.contents.kv_bytes),
+        _tokens(explained.kv_tokens),
+    )
+    for cause in (*explained.beside, *explained.causes):
+        yield _cause_row(cause, format_bytes(cause.reserved_bytes))
+    yield "= reserved for it", format_bytes(explained.reserved.reserved_bytes), ""
+    for cause in explained.pool_causes:
+        if cause.tokens is not None:
+            yield _cause_row(cause, format_bytes(cause.reserved_bytes))
+    yield "= reported", "", _tokens(explained.reported_tokens)
+
+
+def _cause_row(cause: Cause, size: str) -> Row:
+    tokens = NONE if cause.tokens is None else f"{cause.tokens:+,}"
+    return f"+ {CAUSES[cause.kind]}", size, tokens
+
+
+def _tokens(count: int | None) -> str:
+    return NONE if count is None else format_tokens(count)
+
+
+def setting_words(args: EngineArgs, max_model_len: int) -> str:
+    """'131,072 long, 2,048 batched, no async'."""
+    scheduling = "async" if args.async_scheduling else "no async"
+    return f"{max_model_len:,} long, {args.max_num_batched_tokens:,} batched, {scheduling}"
+
+
+def skip_cost_rows(question: Question, engine: EngineAnswer) -> Iterator[Row]:
+    """Settings; tokens of all FP8 and of this policy; what the skip costs of the line, and of what is held."""
+    for cost in engine.skip_costs:
+        length = cost.args.max_model_len or question.spec.max_model_len
+        words = "the longest that fits" if length == -1 else setting_words(cost.args, length)
+        yield (
+            words,
+            format_tokens(cost.fp8_tokens),
+            format_tokens(cost.policy_tokens),
+            f"{cost.tokens_share:.1%}",
+            f"{cost.held_share:.1%}",
+        )
+
+
+def trade_rows(trades: tuple[Trade, ...]) -> Iterator[Row]:
+    """What to change; tokens; against now; what it costs."""
+    for trade in trades:
+        yield (
+            " ".join(change.flags for change in trade.changes),
+            format_tokens(trade.reported_tokens),
+            NONE if trade.ratio is None else f"{trade.ratio - 1:+.1%}",
+            "; ".join(change.cost for change in trade.changes),
+        )
+
+
+def gain_rows(points: tuple[GainPoint, ...]) -> Iterator[Row]:
+    """Context; held and reserved for all FP8; held and reserved for this policy; share that FP8 cannot touch."""
+    for point in points:
+        yield (
+            format_tokens(point.context_len),
+            *_gain_words(point.all_fp8),
+            *_gain_words(point.policy),
+            f"{point.untouched_share:.1%}",
+        )
+
+
+def _gain_words(gain: Gain) -> Row:
+    return tuple(NONE if ratio is None else f"{ratio:.3f}" for ratio in (gain.held_ratio, gain.reserved_ratio))
