@@ -210,7 +210,12 @@ def _said_of_class(config: Json) -> tuple[str, ...]:
 def _is_latent(config: Json) -> bool:
     """As the engine tells: the text model's type, and a kv_lora_rank."""
     text = _text(config) or config
-    return text.get("kv_lora_rank") is not None and text.get("model_type") in LATENT_MODEL_TYPES
+    return text.get("kv_lora_rank") is not None and _model_type(text) in LATENT_MODEL_TYPES
+
+
+def _model_type(config: Json) -> str | None:
+    stated = config.get("model_type")
+    return stated if isinstance(stated, str) else None
 
 
 def _architectures(config: Json) -> tuple[str, ...]:
@@ -229,9 +234,9 @@ def attends_images_both_ways(config: Json) -> bool:
     stated = config.get("is_mm_prefix_lm")
     if isinstance(stated, bool):
         return stated
-    if config.get("model_type") == "gemma4":
+    if _model_type(config) == "gemma4":
         return _text(config).get("use_bidirectional_attention") == "vision"
-    return config.get("model_type") in BOTH_WAYS_MODEL_TYPES
+    return _model_type(config) in BOTH_WAYS_MODEL_TYPES
 
 
 # --- the model's own dtype --------------------------------------------------------------
@@ -271,7 +276,7 @@ def read_model_dtype(config: Json, *, has_bfloat16: bool = True) -> ModelDtype:
     """
     stated = _stated_dtype(config)
     supported = ["bfloat16", "float16", "float32"] if has_bfloat16 else ["float16", "float32"]
-    if config.get("model_type") in NO_FLOAT16:
+    if _model_type(config) in NO_FLOAT16:
         supported.remove("float16")
     if stated is None:
         return ModelDtype(None, supported[0], "config.json states no dtype: the weights decide, BF16 is taken")

@@ -22,7 +22,10 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-KEYS = ("quantization_config", "compression_config", "text_config", "architectures", "dtype", "quant_method")
+KEYS = (
+    *("quantization_config", "compression_config", "text_config", "architectures", "dtype", "quant_method"),
+    *("model_type", "kv_lora_rank"),
+)
 KEYS_INSIDE = ("quant_method", "kv_cache_scheme", "producer", "quantization", "kv_cache_quant_algo", "dtype")
 
 
@@ -121,7 +124,7 @@ def test_classes_with_a_cache_of_their_own() -> None:
     assert "sm100" in glm.said[0]
 
 
-@given(st.dictionaries(st.sampled_from(KEYS), JSON | st.dictionaries(st.sampled_from(KEYS_INSIDE), JSON), max_size=4))
+@given(st.dictionaries(st.sampled_from(KEYS), JSON | st.dictionaries(st.sampled_from(KEYS_INSIDE), JSON), max_size=6))
 def test_anything_at_all_is_answered(config: dict[str, Any]) -> None:
     for declared in (read_declared_cache(config), read_declared_cache({}, config)):
         assert declared.because.isprintable()
