@@ -106,8 +106,8 @@ def read_question(case: Mapping[str, object]) -> Question:
         declared = read_declared_cache(mapping(config, "config"))
         dtype = read_cache_dtype(flags, auto_is_fp8=declared.is_fp8)
         spec = read_cache_spec(mapping(config, "config"))
-        check_args(spec, args)
         stack = layer_stack(spec, args)
+    check_args(spec, args)
     limits = serving_limits(spec, args, available_bytes)
     if limits.max_num_encoder_input_tokens == 0 and any(isinstance(kind, CrossLayer) for kind in stack.kinds):
         raise DataError("cross layers need max_num_encoder_input_tokens", hint=HINT)

@@ -66,12 +66,12 @@ def stack_of_spec(
             yield StateLayer(state_bytes, checkpoint_blocks)
         for cache in layer.beside:
             match cache:
-                case IndexKeys(position_bytes):
+                case IndexKeys(position_bytes, ratio=1):
                     yield IndexLayer(position_bytes)
                 case StateTensor():
                     pass
-                case Compressor():
-                    raise not_modelled("the pages of a compressed cache")
+                case IndexKeys() | Compressor():
+                    raise not_modelled(f"the pages of a compressed cache, which layer {layer.layer_idx} has")
 
     placed = [(layer.layer_idx, layer) for layer in spec.layers]
     placed += [(spec.num_layers + number, layer) for number, layer in enumerate(draft_layers)]

@@ -66,6 +66,42 @@ def test_a_config_is_read_where_no_layers_are_given() -> None:
     assert refusal({"id": "gpt", "input": flags, "config": unread})[0] == "UnsupportedModel"
 
 
+def test_flags_of_parallel_ranks_speculation_and_states() -> None:
+    heads = {"num_kv_heads": 2, "head_size": 256}
+    state = {"kind": "mamba", "state_shapes": [[32, 128, 128]], "state_dtypes": ["bf16"], "checkpoint_blocks": 1}
+    hybrid = case({"kind": "full", **heads}, state)
+    plain: dict[str, Any] = answer_case(hybrid)
+
+    def asked(**flags: object) -> dict[str, Any]:
+        answer: dict[str, Any] = answer_case(hybrid | {"input": hybrid["input"] | flags})
+        return answer
+
+    assert asked(num_speculative_tokens=2)["blocks_per_request"] == plain["blocks_per_request"] + 2
+    assert asked(prefix_caching=False)["blocks_per_request"] == plain["blocks_per_request"] - 2
+    assert asked(version="0.19.0")["blocks_per_request"] == plain["blocks_per_request"] - 2
+    assert asked(pcp=2) == plain
+    assert asked(mamba_cache_mode="all")["error"]["error_type"] == "ValidationError"
+    assert asked(pp=2)["error"] is None
+    assert answer_case(case(FULL, dcp=2, tp=2))["blocks_per_request"] == 128
+    assert refusal(case(FULL, dcp=2))[1].startswith("context_parallel_not_supported")
+
+
+def test_a_checkpoint_says_what_auto_means() -> None:
+    scheme = {"num_bits": 8, "type": "float", "strategy": "attn_head", "dynamic": False, "symmetric": True}
+    quantization = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": scheme}
+    declared = {**GPT_OSS_20B, "quantization_config": quantization}
+    as_fp8 = answer_case({"id": "gpt", "input": FLAGS | {"kv_cache_dtype": "fp8"}, "config": GPT_OSS_20B})
+    assert answer_case({"id": "gpt", "input": FLAGS, "config": declared}) == as_fp8
+    told = FLAGS | {"kv_cache_dtype": "bfloat16"}
+    plain = answer_case({"id": "gpt", "input": FLAGS, "config": GPT_OSS_20B})
+    assert answer_case({"id": "gpt", "input": told, "config": declared}) == plain
+
+
+def test_an_older_release_prints_other_figures() -> None:
+    question = {"id": "gpt", "input": FLAGS | {"version": "0.20.0"}, "config": GPT_OSS_20B}
+    assert answer_case(question)["reported_tokens"] == 43_690 // 2 * 16
+
+
 def test_every_kind_of_layer_is_understood() -> None:
     heads = {"num_kv_heads": 8, "head_size": 64}
     state = {"kind": "mamba", "state_shapes": [[3, 1024], [16, 64, 128]], "state_dtypes": ["bf16", "fp32"]}
@@ -75,6 +111,7 @@ def test_every_kind_of_layer_is_understood() -> None:
         {"kind": "cross", **heads},
         {"kind": "full", "head_size_v": 32, **heads},
         {"kind": "mla", "num_kv_heads": 1, "head_size": 576},
+        {"kind": "index", "token_bytes": 256},
         {"kind": "shared", **heads},
         {"kind": "encoder_only", **heads},
         state,
