@@ -32,7 +32,7 @@ def read_context_lengths(fields: Fields) -> ContextLengths:
     stated = fields.require("max_position_embeddings")
     longest, served = stated, stated
     for rope in _ropes(fields):
-        kind = rope.config.get("rope_type", rope.config.get("type"))
+        kind = rope.config.get("rope_type") or rope.config.get("type")
         if kind == "yarn":
             longest = max(longest, _stretched(rope) or 0)
         elif kind in ("longrope", "su"):
