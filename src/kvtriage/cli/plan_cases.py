@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvtriage.errors import DataError
-from kvtriage.kvcache.allocator.cases import Answer, answer_case, answer_error
+from kvtriage.kvcache.cases import Answer, answer_case, answer_error
 
 __all__ = ["answer_lines"]
 

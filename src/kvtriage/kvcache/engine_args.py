@@ -35,8 +35,8 @@ __all__ = ["EngineArgs", "check_args", "layer_stack", "pool_settings", "reserve"
 class EngineArgs:
     """Named as vLLM names them, with the defaults of 0.32. What a policy says is not among them.
 
-    `max_model_len` None is the length that the engine takes from config.json, and -1 the longest that fits. Lengths are in
-    tokens. `max_num_batched_tokens` is 8,192 under the API server on GPUs of 70 GiB or more.
+    `max_model_len` None is the length that the engine takes from config.json, and -1 the longest that fits.
+    Lengths are in tokens. `max_num_batched_tokens` is 8,192 under the API server on GPUs of 70 GiB or more.
 
     `allow_chunked_hybrid` is VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE.
 

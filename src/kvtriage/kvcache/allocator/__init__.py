@@ -9,7 +9,6 @@ packing   groups side by side, for layouts with the block outermost
 stages    the same groups over pipeline stages
 pool      the groups, and the bytes of a block
 report    blocks, tokens, concurrency, or a refusal
-cases     the same for lines of JSON
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvtriage.kvcache.allocator import Capacity, allocate
-from kvtriage.kvcache.allocator.cases import answer_case, read_question
 from kvtriage.kvcache.allocator.group import Group
+from kvtriage.kvcache.cases import answer_case, read_question
 from tests.unit.kvcache.allocator.shared_cases import FIGURES, needs_shared, reason_of, shared_cases
 
 

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kvtriage.errors import DataError, KvtriageError
-from kvtriage.kvcache.allocator.case_flags import read_args, read_cache_dtype, refuse_unmodelled
-from kvtriage.kvcache.allocator.case_layers import has_layers, layers_are_fp8, read_layers
-from kvtriage.kvcache.allocator.case_values import HINT, MOST_BYTES, mapping, whole, words
 from kvtriage.kvcache.allocator.layers import CrossLayer, LayerStack
 from kvtriage.kvcache.allocator.refusal import EngineRefused, Refusal
 from kvtriage.kvcache.allocator.report import Capacity, allocate
 from kvtriage.kvcache.allocator.settings import PoolSettings, ServingLimits
+from kvtriage.kvcache.cases.flags import read_args, read_cache_dtype, refuse_unmodelled
+from kvtriage.kvcache.cases.layers import has_layers, layers_are_fp8, read_layers
+from kvtriage.kvcache.cases.values import HINT, MOST_BYTES, mapping, whole, words
 from kvtriage.kvcache.declared import read_declared_cache
 from kvtriage.kvcache.engine_args import EngineArgs, check_args, layer_stack, pool_settings, serving_limits
 from kvtriage.kvcache.policy import CachePolicy

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtriage.kvcache.allocator.cases import answer_case
+from kvtriage.kvcache.cases import answer_case
 from tests.unit.kvcache.readers.configs import GPT_OSS_20B
 
 KEYS = [

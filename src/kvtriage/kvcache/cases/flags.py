@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvtriage.errors import BadInput, DataError
-from kvtriage.kvcache.allocator.case_values import HINT, MOST_BYTES, MOST_TOKENS, WIDEST, choice, flag, optional, whole
 from kvtriage.kvcache.allocator.refusal import EngineRefused, Reason
 from kvtriage.kvcache.allocator.settings import (
     Backend,
@@ -15,6 +14,7 @@ from kvtriage.kvcache.allocator.settings import (
     MambaDtype,
     SpeculativeMethod,
 )
+from kvtriage.kvcache.cases.values import HINT, MOST_BYTES, MOST_TOKENS, WIDEST, choice, flag, optional, whole
 from kvtriage.kvcache.engine_args import EngineArgs
 from kvtriage.kvcache.versions import MODELLED, EngineVersion
 

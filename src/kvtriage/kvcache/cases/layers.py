@@ -6,17 +6,6 @@ import math
 from collections.abc import Iterator, Mapping
 
 from kvtriage.errors import DataError
-from kvtriage.kvcache.allocator.case_values import (
-    HINT,
-    MOST_BYTES,
-    MOST_TOKENS,
-    WIDEST,
-    flag,
-    mapping,
-    sequence,
-    whole,
-    words,
-)
 from kvtriage.kvcache.allocator.layers import (
     MAX_LAYERS,
     CachelessLayer,
@@ -29,6 +18,17 @@ from kvtriage.kvcache.allocator.layers import (
     MlaLayer,
     SlidingLayer,
     StateLayer,
+)
+from kvtriage.kvcache.cases.values import (
+    HINT,
+    MOST_BYTES,
+    MOST_TOKENS,
+    WIDEST,
+    flag,
+    mapping,
+    sequence,
+    whole,
+    words,
 )
 
 __all__ = ["has_layers", "layers_are_fp8", "read_layers"]
