@@ -160,7 +160,7 @@ def _other_ladders(server: _Server, policy: CachePolicy, args: EngineArgs, now: 
 
 
 def _helps(found: Capacity | None, now: Capacity | None) -> bool:
-    return found is not None and (now is None or found.reported_tokens >= now.reported_tokens * LEAST_GAIN)
+    return found is not None and (now is None or found.reported_tokens > now.reported_tokens * LEAST_GAIN)
 
 
 def _climb(server: _Server, policy: CachePolicy, args: EngineArgs, ladders: Sequence[Ladder]) -> dict[Place, Capacity]:
@@ -200,7 +200,7 @@ def _changes(place: Place) -> int:
 
 def _is_beaten(place: Place, others: Sequence[Place], tokens: Mapping[Place, int]) -> bool:
     """True when fewer changes, if of other flags, report as much."""
-    return any(_changes(other) < _changes(place) and tokens[other] * LEAST_GAIN > tokens[place] for other in others)
+    return any(_changes(other) < _changes(place) and tokens[other] * LEAST_GAIN >= tokens[place] for other in others)
 
 
 def _is_needed(place: Place, tokens: Mapping[Place, int]) -> bool:
@@ -208,6 +208,6 @@ def _is_needed(place: Place, tokens: Mapping[Place, int]) -> bool:
     for ladder, height in enumerate(place):
         for lower in range(height):
             milder = tokens.get((*place[:ladder], lower, *place[ladder + 1 :]))
-            if milder is not None and milder * LEAST_GAIN > tokens[place]:
+            if milder is not None and milder * LEAST_GAIN >= tokens[place]:
                 return False
     return True

@@ -84,6 +84,7 @@ EVERY_KIND = (
     FALCON_H1,
     WHISPER,
     SHARED_AND_NONE,
+    spec_of(*(state_layer(idx) for idx in range(4))),
 )
 
 

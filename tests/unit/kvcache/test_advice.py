@@ -10,9 +10,9 @@ from kvtriage.kvcache.advice import LEAST_GAIN, MOST_ROWS, Trade, advise
 from kvtriage.kvcache.allocator import Capacity
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
 from kvtriage.kvcache.policy import CachePolicy, Scaling
-from kvtriage.kvcache.spec import CacheSpec, LayerKind
+from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
 from tests.unit.kvcache.architectures import GEMMA_3_27B, GIB, LLAMA_8B, MIB, QWEN3_NEXT, fp8, servers
-from tests.unit.kvcache.models import GPT_OSS_20B
+from tests.unit.kvcache.models import GPT_OSS_20B, spec_of
 
 WINDOWS = fp8(GPT_OSS_20B, *GPT_OSS_20B.layers_of(LayerKind.SLIDING))
 PLAIN = EngineArgs(max_model_len=32_768)
@@ -54,6 +54,11 @@ def test_a_scaling_stays_what_it_is() -> None:
 def test_full_layers_have_nothing_to_gain() -> None:
     assert advise(LLAMA_8B, fp8(LLAMA_8B), PLAIN, 16 * GIB) == ()
     assert list(table(advise(LLAMA_8B, fp8(LLAMA_8B, 0), PLAIN, 16 * GIB))) == ["--kv-cache-dtype fp8"]
+
+
+def test_a_model_without_a_cache_has_nothing_to_gain_either() -> None:
+    spec = spec_of(LayerSpec(0, LayerKind.NONE, 0, 0, 0, 0))
+    assert advise(spec, fp8(spec), PLAIN, GIB) == ()
 
 
 def test_states_without_prefix_caching_have_no_copies() -> None:
