@@ -109,12 +109,12 @@ def plan_command(
       kvtriage plan gpt-oss-20b/ --sweep --memory 16GiB --context 8192,32768
       kvtriage plan gpt-oss-20b/ --against server.log
     """
-    if as_json and as_markdown:
-        raise click.UsageError("--json and --markdown are two forms of one answer: choose one.")
-    form = "json" if as_json else "markdown" if as_markdown else "text"
     if cases is not None:
         _answer_cases(cases, alone=_typed(ctx) <= {"cases", "as_json"}, as_json=as_json)
         return 0
+    if as_json and as_markdown:
+        raise click.UsageError("--json and --markdown are two forms of one answer: choose one.")
+    form = "json" if as_json else "markdown" if as_markdown else "text"
     if model is None:
         raise click.UsageError("Missing argument 'MODEL'.")
     if (sets or svg is not None) and not is_sweep:

@@ -45,8 +45,11 @@ def render_engine(question: Question, engine: EngineAnswer) -> Iterator[str]:
                 "padding, or with less. The worksheet never says so."
             )
     if engine.skip_costs:
-        rows = [("the same skip with", "all FP8", "this", "of line", "of held"), *skip_cost_rows(question, engine)]
-        yield "What the skip costs, of the tokens in the line and of what is held\n" + _table(rows, (-38, 12, 12, 9, 9))
+        rows = [
+            ("longest / batched", "all FP8", "this policy", "of line", "of held"),
+            *skip_cost_rows(question, engine),
+        ]
+        yield "What the skip costs, of the tokens in the line and of what is held\n" + _table(rows, (-33, 14, 14, 9, 8))
     if engine.trades:
         yield _trades(engine)
     if engine.gains:
@@ -81,6 +84,13 @@ def _per_gpu(args: EngineArgs) -> str:
 def _causes(policy: Explanation) -> str:
     return "Why it reserves more than it holds, under this policy\n" + _table(
         [("", "a request", "tokens"), *cause_rows(policy)], (-38, 18, 18)
+    )
+
+
+def _skip_costs(question: Question, engine: EngineAnswer) -> str:
+    header = ("longest / batched", "all FP8", "this policy", "of line", "of held")
+    return "What the skip costs, of the tokens in the line and of what is held\n" + _table(
+        [header, *skip_cost_rows(question, engine)], (-33, 14, 14, 9, 8)
     )
 
 

@@ -66,7 +66,8 @@ def _engine(answer: PlanAnswer, question: Question) -> Iterator[str]:
             yield "```\n" + "\n".join(log_lines(engine.policy.outcome, question.args)) + "\n```"
         yield table(("from held to reserved", "a request", "tokens"), cause_rows(engine.policy))
     if engine.skip_costs:
-        yield table(("the same skip with", "all FP8", "this", "of line", "of held"), skip_cost_rows(question, engine))
+        header = ("longest / batched", "all FP8", "this policy", "skip costs of the line", "of what is held")
+        yield table(header, skip_cost_rows(question, engine))
     if engine.trades:
         yield table(("other settings", "tokens", "against now", "what it costs"), trade_rows(engine.trades))
     yield table(

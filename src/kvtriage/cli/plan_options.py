@@ -18,6 +18,7 @@ __all__ = ["EngineFlags", "engine_options"]
 
 LONGEST = 2**40
 WIDEST = 2**20
+MOST_BATCHED = 2**24
 LAYOUT_ALIASES: Mapping[str, Layout] = {"NHD": Layout.LBNHC, "HND": Layout.LBHNC}
 AUTO_LENGTH = -1
 FLAGS: Mapping[str, str] = {
@@ -148,7 +149,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         callback=_length,
         help="Longest request; auto for the longest that fits.  [default: the longest --context]",
     ),
-    _counted("--max-num-batched-tokens", most=LONGEST, help_text="Tokens of one step.  [default: that of the GPU]"),
+    _counted("--max-num-batched-tokens", most=MOST_BATCHED, help_text="Tokens of one step.  [default: the GPU's]"),
     click.option("--async-scheduling/--no-async-scheduling", default=None, help="Overlap steps.  [default: on]"),
     click.option(
         "--enable-prefix-caching/--no-enable-prefix-caching", default=None, help="Keep shared prefixes.  [default: on]"

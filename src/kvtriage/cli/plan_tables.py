@@ -20,7 +20,6 @@ __all__ = [
     "gain_rows",
     "log_lines",
     "price_rows",
-    "setting_words",
     "skip_cost_rows",
     "trade_rows",
 ]
@@ -73,10 +72,10 @@ def price_rows(question: Question, engine: EngineAnswer) -> Iterator[Row]:
     if overlaps:
         yield prices("  if steps overlap", _overlapped_bytes)
     yield prices("reserved for it", lambda each: each.reserved.reserved_bytes)
-    yield figures("bytes of a block", lambda found: f"{found.pool.bytes_per_block:,}")
-    yield figures("blocks", lambda found: f"{found.num_blocks:,}")
-    yield figures("blocks reserved", lambda found: f"{found.blocks_per_request:,}")
-    yield figures("reported tokens", lambda found: f"{found.reported(version).tokens:,}")
+    yield figures("bytes of a block", lambda found: _many(found.pool.bytes_per_block))
+    yield figures("blocks", lambda found: _many(found.num_blocks))
+    yield figures("blocks reserved", lambda found: _many(found.blocks_per_request))
+    yield figures("reported tokens", lambda found: _many(found.reported(version).tokens))
     yield figures("requests at once", lambda found: f"{found.reported(version).max_concurrency:,.2f}")
 
 
@@ -113,29 +112,32 @@ def cause_rows(explained: Explanation) -> Iterator[Row]:
 
 
 def _cause_row(cause: Cause, size: str) -> Row:
-    tokens = NONE if cause.tokens is None else f"{cause.tokens:+,}"
+    tokens = NONE if cause.tokens is None else ("-" if cause.tokens < 0 else "+") + _many(abs(cause.tokens))
     return f"+ {CAUSES[cause.kind]}", size, tokens
 
 
 def _tokens(count: int | None) -> str:
-    return NONE if count is None else format_tokens(count)
+    return NONE if count is None else _many(count)
 
 
-def setting_words(args: EngineArgs, max_model_len: int) -> str:
-    """'131,072 long, 2,048 batched, no async'."""
-    scheduling = "async" if args.async_scheduling else "no async"
-    return f"{max_model_len:,} long, {args.max_num_batched_tokens:,} batched, {scheduling}"
+def _many(count: int) -> str:
+    """Every digit as long as a column has room for them."""
+    return format_tokens(count) if count < 10**10 else f"{count:.3e}"
+
+
+def _setting_words(args: EngineArgs, max_model_len: int) -> str:
+    """'131,072 / 2,048 / no async'."""
+    length = "auto" if max_model_len == -1 else f"{max_model_len:,}"
+    return f"{length} / {args.max_num_batched_tokens:,} / {'async' if args.async_scheduling else 'no async'}"
 
 
 def skip_cost_rows(question: Question, engine: EngineAnswer) -> Iterator[Row]:
     """Settings; tokens of all FP8 and of this policy; what the skip costs of the line, and of what is held."""
     for cost in engine.skip_costs:
-        length = cost.args.max_model_len or question.spec.max_model_len
-        words = "the longest that fits" if length == -1 else setting_words(cost.args, length)
         yield (
-            words,
-            format_tokens(cost.fp8_tokens),
-            format_tokens(cost.policy_tokens),
+            _setting_words(cost.args, cost.args.max_model_len or question.spec.max_model_len),
+            _many(cost.fp8_tokens),
+            _many(cost.policy_tokens),
             f"{cost.tokens_share:.1%}",
             f"{cost.held_share:.1%}",
         )
@@ -146,7 +148,7 @@ def trade_rows(trades: tuple[Trade, ...]) -> Iterator[Row]:
     for trade in trades:
         yield (
             " ".join(change.flags for change in trade.changes),
-            format_tokens(trade.reported_tokens),
+            _many(trade.reported_tokens),
             NONE if trade.ratio is None else f"{trade.ratio - 1:+.1%}",
             "; ".join(change.cost for change in trade.changes),
         )

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from kvtriage.cli import plan_sweep
+from kvtriage.errors import KvtriageError
+from tests.unit.cli.plans import invoke, refusal, run, save
+from tests.unit.kvcache.readers.configs import GPT_OSS_20B
+
+STORY = ("--sweep", "--memory", "16GiB", "--context", "32768")
+
+
+def test_the_front_of_gpt_oss(tmp_path: Path) -> None:
+    text = run(save(tmp_path), *STORY)
+    for row in ("0       929,341    2.000x   385.5 MiB  FP8", "12       695,981    1.498x   387.0 MiB  skip sliding"):
+        assert row in text
+    assert "reported tokens (#" in text
+    assert "Refused, 20 of 35" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_lists_of_lengths_and_memories(tmp_path: Path) -> None:
+    answer = json.loads(run(save(tmp_path), "--sweep", "--memory", "16GiB,8GiB", "--context", "4096,32768", "--json"))
+    servers = {(row["context_len"], row["memory_bytes"]) for row in answer["rows"]}
+    assert servers == {(length, memory * 1024**3) for length in (4096, 32768) for memory in (8, 16)}
+    assert {point["reported_tokens"] for point in answer["front"]} >= {929_341, 695_981, 464_665}
+
+
+def test_sets_of_the_users_own(tmp_path: Path) -> None:
+    rows = json.loads(run(save(tmp_path), *STORY, "--set", "0,2", "--set", "sliding_window", "--json"))["rows"]
+    assert [0, 2] in [row["skip_layers"] for row in rows]
+    assert "--set does not understand" in refusal(save(tmp_path), *STORY, "--set", "x").message
+
+
+def test_refused_rows_say_why(tmp_path: Path) -> None:
+    rows = json.loads(run(save(tmp_path), *STORY, "--json"))["rows"]
+    (row,) = [row for row in rows if row["name"] == "skip full"]
+    assert row["reported_tokens"] is None
+    assert row["refusal"]["error_type"] == "AssertionError"
+
+
+def test_where_a_skip_reports_more_it_is_said(tmp_path: Path) -> None:
+    types = ["full_attention" if idx % 6 == 5 else "sliding_attention" for idx in range(62)]
+    config = {**GPT_OSS_20B, "num_hidden_layers": 62, "layer_types": types}
+    text = run(save(tmp_path, config), *STORY)
+    assert "More tokens than all FP8, against the worksheet: skip" in " ".join(text.split())
+
+
+def test_markdown(tmp_path: Path) -> None:
+    text = run(save(tmp_path), *STORY, "--markdown")
+    assert "| skip sliding | 12 | 695,981 | 1.498x | 387.0 MiB |" in text
+
+
+def test_a_picture_is_written_whole(tmp_path: Path) -> None:
+    svg = tmp_path / "front.svg"
+    run(save(tmp_path), *STORY, "--svg", str(svg))
+    assert ElementTree.fromstring(svg.read_bytes()).tag.endswith("svg")
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".svg"] == ["front.svg"]
+    error = invoke(save(tmp_path), *STORY, "--svg", str(tmp_path / "nowhere" / "x.svg")).exception
+    assert isinstance(error, KvtriageError)
+
+
+def test_a_sweep_needs_memory(tmp_path: Path) -> None:
+    assert "--sweep needs the memory" in refusal(save(tmp_path), "--sweep").message
+
+
+def test_a_band_is_swept_at_its_likely_size(tmp_path: Path) -> None:
+    assert "Requests of 131,072 tokens" in run(save(tmp_path), "--sweep", "--gpu", "h100", "--weights-gib", "13")
+
+
+def test_a_sweep_that_nobody_reads_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_sweep, "MOST_ROWS", 10)
+    assert "more than 10" in refusal(save(tmp_path), *STORY).message
