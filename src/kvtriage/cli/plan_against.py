@@ -64,7 +64,7 @@ def _lines(file: BinaryIO) -> Iterator[str]:
 def render_comparison(path: Path, observed: Observed, comparison: Comparison) -> str:
     """Settings and where each comes from, predicted beside reported, and what explains a difference."""
     parts = [
-        f"{_source(observed)}: {one_line(path.name)}",
+        textwrap.fill(f"{_source(observed)}, {one_line(path.name)}{_serving(observed)}", WIDTH),
         "What the engine was told\n" + "\n".join(map(_setting_row, comparison.settings)),
     ]
     if comparison.figures:
@@ -80,6 +80,10 @@ def render_comparison(path: Path, observed: Observed, comparison: Comparison) ->
 
 def _source(observed: Observed) -> str:
     return "A page of metrics" if observed.source == METRICS else "A log"
+
+
+def _serving(observed: Observed) -> str:
+    return "" if observed.settings.model is None else f", of {one_line(observed.settings.model)}"
 
 
 def _setting_row(setting: Setting) -> str:

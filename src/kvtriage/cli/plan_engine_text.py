@@ -45,11 +45,9 @@ def render_engine(question: Question, engine: EngineAnswer) -> Iterator[str]:
                 "padding, or with less. The worksheet never says so."
             )
     if engine.skip_costs:
-        rows = [
-            ("longest / batched", "all FP8", "this policy", "of line", "of held"),
-            *skip_cost_rows(question, engine),
-        ]
-        yield "What the skip costs, of the tokens in the line and of what is held\n" + _table(rows, (-33, 14, 14, 9, 8))
+        yield _skip_costs(question, engine)
+        if isinstance(policy, Explanation) and (why := _in_flight(question, policy)):
+            yield why
     if engine.trades:
         yield _trades(engine)
     if engine.gains:

@@ -96,15 +96,15 @@ def compare(
         figures, refused = _figures(spec, told.policy, told.args, observed.reported, memory)
     except UnsupportedModel as error:
         return Comparison(Outcome.UNKNOWN, told.settings, (), (error.message,))
-    matters = _assumptions_that_matter(spec, told, observed.reported, memory)
-    settings = tuple(s for s in told.settings if s.name not in told.assumed or s.name in matters or s.note)
+    matters = _names_that_matter(spec, told, observed.reported, memory)
+    settings = tuple(each for each in told.settings if each.name not in told.unstated - matters)
     notes = (*_notes(observed, told, memory), *(() if refused is None else (refused,)))
     if figures and all(figure.agrees for figure in figures):
         return Comparison(Outcome.AGREES, settings, figures, notes)
     changes = tuple(_changes(spec, told, told.assumed, observed.reported, memory))
     if not changes:
         changes = tuple(_changes(spec, told, frozenset(_OTHER_VALUES), observed.reported, memory))
-    outcome = Outcome.UNKNOWN if matters or _caveats(spec, told) or not figures else Outcome.DIFFERS
+    outcome = Outcome.UNKNOWN if matters & told.assumed or _caveats(spec, told) or not figures else Outcome.DIFFERS
     gap = _gap(spec, told, observed.reported, memory)
     return Comparison(outcome, settings, figures, (*notes, *gap), changes)
 
@@ -174,14 +174,14 @@ def _refusal_figures(
 # --- what was left open, and what would explain a difference ----------------------------
 
 
-def _assumptions_that_matter(
+def _names_that_matter(
     spec: CacheSpec, told: Told, reported: Reported, memory: tuple[int, int] | None
 ) -> frozenset[str]:
-    """Of the settings that nobody stated, those whose other values would give other figures."""
+    """Of the settings that nobody stated or typed, those whose other values would give other figures."""
     figures = _figures(spec, told.policy, told.args, reported, memory)
     return frozenset(
         name
-        for name, policy, args in _alternatives(spec, told, told.assumed)
+        for name, policy, args in _alternatives(spec, told, told.unstated)
         if _figures(spec, policy, args, reported, memory) != figures
     )
 

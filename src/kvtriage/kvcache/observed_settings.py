@@ -55,7 +55,15 @@ class Told:
     @property
     def assumed(self) -> frozenset[str]:
         """Names of the settings that neither the file nor a flag gives."""
-        return frozenset(setting.name for setting in self.settings if setting.origin is Origin.ASSUMED)
+        return self._names(Origin.ASSUMED)
+
+    @property
+    def unstated(self) -> frozenset[str]:
+        """The same, and those that were left at vLLM's default."""
+        return self._names(Origin.ASSUMED, Origin.DEFAULT)
+
+    def _names(self, *origins: Origin) -> frozenset[str]:
+        return frozenset(setting.name for setting in self.settings if setting.origin in origins)
 
 
 def what_it_was_told(
@@ -106,8 +114,7 @@ class _Resolving:
 
     def _keep(self, name: str, value: object, origin: Origin, note: str = "") -> None:
         self.values[name] = value
-        if value != _default(name) or origin is Origin.ASSUMED:
-            self.settings.append(Setting(name, _written(value), origin, note))
+        self.settings.append(Setting(name, _written(value), origin, note))
 
     def _stated(self, name: str) -> object | None:
         """The file's value as EngineArgs has it; None where it states none that is known."""

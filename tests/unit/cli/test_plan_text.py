@@ -42,6 +42,11 @@ def test_the_three_prices_and_the_line_of_gpt_oss() -> None:
         assert row in flat(text)
 
 
+def test_why_the_line_loses_more_than_the_bytes() -> None:
+    text = flat(text_of(skip="sliding_window"))
+    assert "it reserves for the 16,384 tokens in flight too, and in BF16 each of those takes twice the bytes" in text
+
+
 def test_before_0_21_the_line_is_two() -> None:
     text = text_of(skip=None, engine=EngineFlags(version=EngineVersion(0, 20)))
     assert "\n  GPU KV cache size: 699,040 tokens\n  Maximum concurrency for 32,768 tokens" in text
