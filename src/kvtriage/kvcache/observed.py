@@ -402,4 +402,4 @@ def _read_metrics(labels: str, reading: _Reading) -> None:
     match values.get("kv_cache_max_concurrency"):
         case int() | float() as concurrency if concurrency > 0:
             reading.answer["max_concurrency"] = float(concurrency)
-            reading.answer["concurrency_decimals"] = 12
+            reading.answer["concurrency_decimals"] = min(12, len(repr(float(concurrency)).partition(".")[2]))
