@@ -17,7 +17,7 @@ from kvtriage.cli.plan_model import load_model
 from kvtriage.cli.plan_options import EngineFlags, engine_options
 from kvtriage.cli.plan_question import Asked, open_question
 from kvtriage.cli.plan_words import NATIVE, parse_memories, parse_skip
-from kvtriage.errors import StudyError
+from kvtriage.errors import StudyError, UnsupportedModel
 from kvtriage.files import write_atomic, writing
 from kvtriage.kvcache.allocator import Reason, Refusal
 from kvtriage.kvcache.policy import Scaling
@@ -39,9 +39,7 @@ __all__ = ["plan_command"]
 @click.option(
     "--scaling",
     type=click.Choice([*(scaling.value for scaling in Scaling), NATIVE]),
-    default=Scaling.PER_HEAD.value,
-    show_default=True,
-    help="How the FP8 layers are scaled; native keeps everything in BF16.",
+    help="How FP8 is scaled; native is all BF16.  [default: per_head, per_tensor where the GPU cannot do that]",
 )
 @click.option(
     "--memory",
@@ -84,7 +82,7 @@ def plan_command(
     model: str | None,
     contexts: tuple[str, ...],
     skip: str | None,
-    scaling: str,
+    scaling: str | None,
     memories: tuple[str, ...],
     gpu: str | None,
     weights_gib: str | None,
@@ -161,6 +159,11 @@ def _plan(model: str, asked: Asked, form: str) -> int:
 
 
 def _raise_refusal(found: PlanAnswer) -> None:
+    if found.unmodelled is not None and found.question.memory is not None:
+        raise UnsupportedModel(
+            f"the engine's figures cannot be told: {found.unmodelled}",
+            hint="what the cache holds is above; leave --memory out to ask for that alone",
+        )
     if found.refusal is not None:
         raise StudyError(f"vLLM would not start: {found.refusal.detail}", hint=_way_out(found, found.refusal))
     for finding in found.question.findings:

@@ -178,14 +178,16 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--attention-backend",
         type=click.Choice([backend.value for backend in Backend], case_sensitive=False),
         callback=_member(Backend),
-        help="[default: what vLLM chooses for the GPU, FLASH_ATTN without one]",
+        metavar="NAME",
+        help="FLASH_ATTN, FLASHINFER or TRITON_ATTN.  [default: what vLLM chooses for the GPU, FLASH_ATTN without one]",
     ),
     click.option(
         "--kv-cache-layout",
         "layout",
         type=click.Choice([*(layout.value for layout in Layout), *LAYOUT_ALIASES], case_sensitive=False),
         callback=_layout,
-        help="VLLM_KV_CACHE_LAYOUT.  [default: LBNHC]",
+        metavar="NAME",
+        help="VLLM_KV_CACHE_LAYOUT, such as BLHNC, NHD or HND.  [default: LBNHC]",
     ),
     _counted("--num-gpu-blocks-override", most=2**40, help_text="Blocks, whatever the memory."),
     click.option(

@@ -15,7 +15,7 @@ from kvtriage.kvcache.declared import DeclaredCache, read_declared_cache
 from kvtriage.kvcache.engine_args import EngineArgs
 from kvtriage.kvcache.gpus import Gpu, default_max_num_batched_tokens, find_gpu
 from kvtriage.kvcache.memory_band import cache_memory
-from kvtriage.kvcache.policy import CachePolicy
+from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.readers import read_cache_spec
 from kvtriage.kvcache.server_args import skip_entries
 from kvtriage.kvcache.skip_words import read_skip_words
@@ -33,7 +33,7 @@ class Asked:
 
     contexts: tuple[str, ...]
     skip: str | None
-    scaling: str
+    scaling: str | None
     memories: tuple[str, ...]
     gpu: str | None
     weights_gib: str | None
@@ -45,8 +45,10 @@ def open_question(config: Mapping[str, object], hf_quant_config: Mapping[str, ob
     """Raises StudyError and BadInput for options that make no sense, ModelError for the config."""
     spec = read_cache_spec(config)
     contexts = parse_contexts(asked.contexts, spec)
-    policy = build_policy(spec, asked.scaling, () if asked.skip is None else parse_skip(asked.skip, spec))
     gpu = None if asked.gpu is None else find_gpu(asked.gpu)
+    skip = () if asked.skip is None else parse_skip(asked.skip, spec)
+    scaling, chosen = _scaling(spec, skip, gpu, asked)
+    policy = build_policy(spec, scaling, skip)
     declared = read_declared_cache(config, hf_quant_config)
     args, said = _engine_args(spec, policy, contexts if asked.contexts else (), gpu, asked.engine, declared)
     memory = _memory(asked, gpu, args)
@@ -60,7 +62,7 @@ def open_question(config: Mapping[str, object], hf_quant_config: Mapping[str, ob
         policy=policy,
         contexts=contexts,
         args=args,
-        said=said,
+        said=(*chosen, *said),
         notes=(*_caveats(spec, policy, args), *_skip_notes(spec, policy)),
         memory=memory,
         gpu=gpu,
@@ -68,6 +70,16 @@ def open_question(config: Mapping[str, object], hf_quant_config: Mapping[str, ob
         findings=check_support(spec, policy, gpu, serving),
         typed=asked.engine,
     )
+
+
+def _scaling(spec: CacheSpec, skip: tuple[int, ...], gpu: Gpu | None, asked: Asked) -> tuple[str, tuple[str, ...]]:
+    """Per head unless something else was typed; per tensor where no backend of the GPU takes a scale for each head."""
+    if asked.scaling is not None:
+        return asked.scaling, ()
+    plain = CachePolicy.fp8(spec.num_layers, Scaling.PER_TENSOR, skip)
+    if gpu is None or asked.engine.attention_backend is not None or pick_backend(spec, plain, gpu).serves_per_head:
+        return Scaling.PER_HEAD, ()
+    return Scaling.PER_TENSOR, (f"scaling = per_tensor (no backend on {gpu.title} takes a scale for each head here)",)
 
 
 # --- the engine's flags -----------------------------------------------------------------

@@ -31,7 +31,7 @@ def render_plan(answer: PlanAnswer) -> str:
     parts.append(f"Held by {_batch(contexts)}\n{_worksheet_table(spec, policy, contexts)}")
     parts.append(_conclusion(policy, answer.worksheet))
     if question.memory is not None and question.said:
-        parts.append("Of vLLM's flags this assumes:\n" + "\n".join(map(_bullet, question.said)))
+        parts.append("Of what was not typed this assumes:\n" + "\n".join(map(_bullet, question.said)))
     if answer.unmodelled is not None:
         parts.append(_wrap(f"The engine's own figures cannot be told: {answer.unmodelled}."))
     if answer.engine is not None:

@@ -49,7 +49,7 @@ def asked(
     *,
     contexts: tuple[str, ...] = ("32768",),
     skip: str | None = None,
-    scaling: str = "per_head",
+    scaling: str | None = None,
     memories: tuple[str, ...] = ("16GiB",),
     gpu: str | None = None,
     weights_gib: str | None = None,

@@ -9,6 +9,7 @@ from kvtriage.cli.plan_options import EngineFlags
 from kvtriage.cli.plan_question import Asked, open_question
 from kvtriage.errors import StudyError
 from kvtriage.kvcache.allocator import Backend, SpeculativeMethod
+from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.versions import EngineVersion
 from tests.unit.cli.plans import asked
 from tests.unit.kvcache.readers.configs import GPT_OSS_20B, LLAMA
@@ -48,6 +49,14 @@ def test_a_gpu_decides_batch_and_backend() -> None:
     assert found.args.max_num_batched_tokens == 2048
     assert found.args.attention_backend is not Backend.FLASH_ATTN
     assert any("attention_backend" in said for said in found.said)
+
+
+def test_a_gpu_without_scales_per_head_gets_one_for_each_tensor() -> None:
+    found = question(asked(gpu="l4"), LLAMA)
+    assert found.policy.scaling is Scaling.PER_TENSOR
+    assert any(said.startswith("scaling = per_tensor") for said in found.said)
+    assert question(asked(gpu="h100"), LLAMA).policy.scaling is Scaling.PER_HEAD
+    assert question(asked(gpu="l4", scaling="per_head"), LLAMA).policy.scaling is Scaling.PER_HEAD
 
 
 def test_ngrams_turn_asynchronous_scheduling_off() -> None:
