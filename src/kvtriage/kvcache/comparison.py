@@ -135,7 +135,9 @@ def _figures(
     if isinstance(high, Refusal):
         return (), f"the prediction is that the engine does not start: {high.text}"
     if isinstance(low, Refusal):
-        low = high
+        low = reserve(spec, policy, args, (high.blocks_per_request + 1) * high.pool.bytes_per_block)
+    if isinstance(low, Refusal):
+        return (), f"the prediction is that the engine does not start: {low.text}"
     return tuple(_capacity_figures(low, high, args, reported)), None
 
 
@@ -182,7 +184,7 @@ def _names_that_matter(
     return frozenset(
         name
         for name, policy, args in _alternatives(spec, told, told.unstated)
-        if _figures(spec, policy, args, reported, memory) != figures
+        if _tried(spec, policy, args, reported, memory) != figures
     )
 
 
@@ -193,7 +195,7 @@ def _changes(
     singles = tuple(_alternatives(spec, told, names))
     found = False
     for name, policy, args in singles:
-        if _all_agree(_figures(spec, policy, args, reported, memory)[0]):
+        if _all_agree(_tried(spec, policy, args, reported, memory)):
             found = True
             yield Change(((name, _described(name, policy, args)),))
     if found:
@@ -203,12 +205,22 @@ def _changes(
             continue
         both = _merged(told.args, args, other_args)
         merged_policy = policy if other_policy == told.policy else other_policy
-        if _all_agree(_figures(spec, merged_policy, both, reported, memory)[0]):
+        if _all_agree(_tried(spec, merged_policy, both, reported, memory)):
             yield Change(((name, _described(name, policy, args)), (other, _described(other, other_policy, other_args))))
 
 
-def _all_agree(figures: tuple[Figure, ...]) -> bool:
-    return bool(figures) and all(figure.agrees for figure in figures)
+def _tried(
+    spec: CacheSpec, policy: CachePolicy, args: EngineArgs, reported: Reported, memory: tuple[int, int] | None
+) -> tuple[tuple[Figure, ...], str | None] | None:
+    """The figures of settings that nobody stated; None where they are not modelled."""
+    try:
+        return _figures(spec, policy, args, reported, memory)
+    except UnsupportedModel:
+        return None
+
+
+def _all_agree(tried: tuple[tuple[Figure, ...], str | None] | None) -> bool:
+    return tried is not None and bool(tried[0]) and all(figure.agrees for figure in tried[0])
 
 
 def _alternatives(spec: CacheSpec, told: Told, names: frozenset[str]) -> Iterator[tuple[str, CachePolicy, EngineArgs]]:

@@ -13,7 +13,9 @@ from kvtriage.kvcache.observed import LOG, Observed, Reported, Settings, read_ob
 from kvtriage.kvcache.observed_settings import Origin
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.readers import read_cache_spec
+from kvtriage.kvcache.spec import LayerKind, LayerSpec
 from kvtriage.units import GIB
+from tests.unit.kvcache.models import spec_of
 from tests.unit.kvcache.readers.configs import GPT_OSS_20B, LLAMA
 from tests.unit.kvcache.server_logs import METRICS, NEW
 
@@ -48,6 +50,25 @@ def test_the_line_agrees_within_the_rounding_of_the_memory() -> None:
 
 def test_a_token_outside_the_band_differs() -> None:
     assert ask(NEW.replace("695,981", "696,205")).outcome is Outcome.DIFFERS
+
+
+def test_a_server_that_barely_started_agrees_though_a_little_less_would_have_been_refused() -> None:
+    """2,058 blocks for the 2,057 of one request: 0.7537 GiB, and 0.75 is printed."""
+    barely = NEW.replace("16.0 GiB", "0.75 GiB").replace("695,981", "32,783").replace("21.24x", "1.00x")
+    found = ask(barely)
+    assert found.outcome is Outcome.AGREES
+    assert found.figures[0].low == 32_783
+    assert ask(barely.replace("32,783", "32,782")).outcome is Outcome.DIFFERS
+
+
+def test_a_setting_whose_other_values_are_not_modelled_stays_open() -> None:
+    """A drafter beside decode context parallelism; the file does not say that there is none. 56 blocks, 32 each."""
+    latent = LayerSpec(0, LayerKind.LATENT, 128, 1, 576, 0)
+    spec = replace(spec_of(latent), draft_layers=(replace(latent, layer_idx=1),))
+    ranks = Settings("0.32.0", max_model_len=4096, tensor_parallel_size=8, decode_context_parallel_size=8)
+    found = compare(spec, Observed(LOG, ranks, Reported(available_bytes=2**20, kv_cache_tokens=(7168,))), flags={})
+    assert found.outcome is Outcome.AGREES
+    assert "num_speculative_tokens" in {setting.name for setting in found.settings}
 
 
 def test_settings_that_would_explain_it_are_named() -> None:
