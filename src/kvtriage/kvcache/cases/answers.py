@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from kvtriage.errors import DataError, KvtriageError
+from kvtriage.errors import DataError, KvtriageError, UnsupportedModel
 from kvtriage.kvcache.allocator.layers import CrossLayer, LayerStack
 from kvtriage.kvcache.allocator.refusal import EngineRefused, Refusal
 from kvtriage.kvcache.allocator.report import Capacity, allocate
@@ -99,12 +99,14 @@ def read_question(case: Mapping[str, object]) -> Question:
     skip_words = words(flags, "skip_layers")
     config = case.get("config")
     if config is None or has_layers(case, flags):
-        dtype = read_cache_dtype(flags, auto_is_fp8=layers_are_fp8(case, flags))
+        dtype = read_cache_dtype(flags, "fp8" if layers_are_fp8(case, flags) else "auto")
         stack = read_layers(case, flags)
         spec, args = _bare_model(stack, args, config)
     else:
         declared = read_declared_cache(mapping(config, "config"))
-        dtype = read_cache_dtype(flags, auto_is_fp8=declared.is_fp8)
+        if declared.refused is not None:
+            raise UnsupportedModel(f"vLLM does not load this checkpoint: {declared.refused}", hint=HINT)
+        dtype = read_cache_dtype(flags, declared.cache_dtype)
         spec = read_cache_spec(mapping(config, "config"))
         stack = layer_stack(spec, args)
     check_args(spec, args)

@@ -82,21 +82,20 @@ def read_args(flags: Mapping[str, object]) -> EngineArgs:
     )
 
 
-def read_cache_dtype(flags: Mapping[str, object], *, auto_is_fp8: bool) -> CacheDtype:
-    """`auto_is_fp8` says that the model's own scheme turns `auto` into FP8.
+def read_cache_dtype(flags: Mapping[str, object], auto: str) -> CacheDtype:
+    """`auto` is the word that the model's own scheme makes of `auto`.
 
     Raises DataError, and EngineRefused for a word that the engine does not know either.
     """
     word = flags.get("kv_cache_dtype")
-    word = "auto" if word is None else word
+    word = auto if word in (None, "auto") else word
     if not isinstance(word, str) or word in OTHER_CACHE_DTYPES:
         raise DataError(f"kv_cache_dtype is {str(word)[:40]!a}, which is not modelled", hint=HINT)
     if word not in CACHE_DTYPES:
         raise EngineRefused(
             "ValidationError", Reason.CACHE_DTYPE, f"cache_dtype {word[:40]!a} is not one of the engine's"
         )
-    dtype = CACHE_DTYPES[word]
-    return CacheDtype.FP8 if dtype is CacheDtype.AUTO and auto_is_fp8 else dtype
+    return CACHE_DTYPES[word]
 
 
 def _layout(flags: Mapping[str, object]) -> Layout:

@@ -97,6 +97,19 @@ def test_a_checkpoint_says_what_auto_means() -> None:
     assert answer_case({"id": "gpt", "input": told, "config": declared}) == plain
 
 
+def test_a_checkpoint_whose_cache_is_not_modelled_or_not_loaded_is_not_priced_as_bf16() -> None:
+    def asked(quantization: dict[str, object], **flags: object) -> dict[str, Any]:
+        return {"id": "gpt", "input": FLAGS | flags, "config": {**GPT_OSS_20B, "quantization_config": quantization}}
+
+    nvfp4: dict[str, object] = {"quant_method": "modelopt_fp4", "kv_cache_quant_algo": "NVFP4"}
+    assert "kv_cache_dtype is 'nvfp4', which is not modelled" in refusal(asked(nvfp4))[1]
+    assert answer_case(asked(nvfp4, kv_cache_dtype="fp8"))["ok"]
+    scheme = {"num_bits": 4, "type": "float", "strategy": "tensor", "symmetric": True}
+    error_type, reason = refusal(asked({"quant_method": "compressed-tensors", "kv_cache_scheme": scheme}))
+    assert error_type == "UnsupportedModel"
+    assert "vLLM does not load this checkpoint" in reason
+
+
 def test_an_older_release_prints_other_figures() -> None:
     question = {"id": "gpt", "input": FLAGS | {"version": "0.20.0"}, "config": GPT_OSS_20B}
     assert answer_case(question)["reported_tokens"] == 43_690 // 2 * 16
