@@ -23,8 +23,11 @@ def format_bytes(count: float) -> str:
 
 
 def format_bytes_alike(counts: Sequence[float]) -> tuple[str, ...]:
-    """Amounts to be compared, all in the unit of the smallest that is not 0: ('1,155.4 MiB', '577.7 MiB')."""
-    unit, name = _unit_of(min([abs(count) for count in counts if count], default=0))
+    """Amounts to be compared, all in one unit: ('1,155.4 MiB', '577.7 MiB').
+
+    The smallest that is not 0 has at least two digits before the point, so that a hundredth of it is seen.
+    """
+    unit, name = _unit_of(min([abs(count) for count in counts if count], default=0) / 10)
     return tuple(f"{count / unit:,.1f} {name}" if unit > 1 else f"{count:,.0f} B" for count in counts)
 
 

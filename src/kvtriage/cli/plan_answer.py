@@ -170,10 +170,7 @@ def _answer_engine(question: Question, memory: Memory) -> EngineAnswer:
     spec, args = question.spec, question.args
     native = CachePolicy.native(spec.num_layers)
     plain = CachePolicy.fp8(spec.num_layers, question.policy.scaling or Scaling.UNIT)
-    priced = {
-        policy: explain(spec, policy, args, memory.available_bytes, question.context_len)
-        for policy in (native, plain, question.policy)
-    }
+    priced = {policy: _explain(question, policy, memory) for policy in (native, plain, question.policy)}
     mine = priced[question.policy]
     works = isinstance(mine, Explanation) and isinstance(mine.outcome, Capacity)
     lengths = tuple(length for length in CURVE if length < spec.max_model_len)
@@ -186,6 +183,13 @@ def _answer_engine(question: Question, memory: Memory) -> EngineAnswer:
         trades=advise(spec, question.policy, args, memory.available_bytes) if works else (),
         gains=gain_curve(spec, question.policy, args, (*lengths, spec.max_model_len)),
     )
+
+
+def _explain(question: Question, policy: CachePolicy, memory: Memory) -> Explanation | Refusal:
+    try:
+        return explain(question.spec, policy, question.args, memory.available_bytes, question.context_len)
+    except EngineRefused as refused:
+        return refused.refusal
 
 
 def _skip_costs(question: Question, plain: CachePolicy, available_bytes: int) -> tuple[SkipCost, ...]:

@@ -113,6 +113,13 @@ def test_a_request_that_does_not_fit_is_refused_with_a_way_out(gpt_oss: Path) ->
     assert "the longest that fits" not in run(str(gpt_oss), "--memory", "1GiB", "--max-model-len", "auto")
 
 
+def test_ranks_that_cannot_share_are_refused(gpt_oss: Path) -> None:
+    assert "64 attention heads are not divisible by 3 ranks" in refusal(str(gpt_oss), "--tp", "3").message
+    result = invoke(str(gpt_oss), "--tp", "16", "--dcp", "2", "--memory", "40GiB")
+    assert isinstance(result.exception, StudyError)
+    assert "vLLM does not start with all BF16" in " ".join(result.stdout.split())
+
+
 def test_a_backend_that_cannot_do_it_is_refused(gpt_oss: Path) -> None:
     assert refusal(str(gpt_oss), "--gpu", "a100-80g", "--attention-backend", "FLASH_ATTN").message
 

@@ -1,0 +1,34 @@
+"""Every published config in every form of the answer: nothing breaks, and the text stays narrow and plain."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvtriage.errors import KvtriageError
+from tests.unit.cli.plans import invoke
+
+CONFIGS = Path(__file__).parents[4] / "shared" / "configs"
+MODELS = sorted(path.name for path in CONFIGS.glob("*.json"))
+MEMORY = ("--memory", "64GiB", "--max-model-len", "auto")
+
+
+@pytest.mark.skipif(not MODELS, reason="../shared is not there")
+@pytest.mark.parametrize(
+    "form", [(), ("--tp", "2", "--vllm-version", "0.20"), ("--sweep",), ("--markdown",), ("--json",)]
+)
+def test_every_published_config_has_an_answer(form: tuple[str, ...]) -> None:
+    answered = 0
+    for name in MODELS:
+        memory = MEMORY[:2] if form == ("--sweep",) else MEMORY
+        result = invoke(str(CONFIGS / name), *memory, *form)
+        assert result.exit_code == 0 or isinstance(result.exception, KvtriageError), (name, result.exception)
+        answered += result.exit_code == 0
+        if form == ("--json",):
+            json.loads(result.stdout)
+        elif form != ("--markdown",) and result.stdout:
+            assert max(map(len, result.stdout.splitlines())) <= 80, name
+            assert result.stdout.isascii(), name
+    assert answered >= 0.9 * len(MODELS)
