@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from kvtriage.errors import UnsupportedModel
-from kvtriage.kvcache.allocator import Capacity
+from kvtriage.kvcache.allocator import CapacityLine, Refusal
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
 from kvtriage.kvcache.ladders import (
     Change,
@@ -69,7 +69,7 @@ def advise(spec: CacheSpec, policy: CachePolicy, args: EngineArgs, available_byt
             trades.append(server.trade((change,), other, args, found, now))
     ladders = _ladders(server, policy, args, now)
     answers = _climb(server, policy, args, ladders)
-    tokens = {place: capacity.reported_tokens for place, capacity in answers.items()}
+    tokens = {place: answer.line.tokens for place, answer in answers.items()}
     for place in _choose(tokens, MOST_ROWS - len(trades)):
         changes = tuple(step.change for step in _steps(ladders, place) if step.change is not None)
         trades.append(server.trade(changes, policy, _apply(args, ladders, place), answers[place], now))
@@ -79,6 +79,14 @@ def advise(spec: CacheSpec, policy: CachePolicy, args: EngineArgs, available_byt
 # --- asking -----------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the release that is asked would print, and the longest request it would take."""
+
+    line: CapacityLine
+    max_model_len: int
+
+
 @dataclass(frozen=True)
 class _Server:
     """One model and one memory, whatever the flags."""
@@ -86,33 +94,35 @@ class _Server:
     spec: CacheSpec
     available_bytes: int
 
-    def ask(self, policy: CachePolicy, args: EngineArgs) -> Capacity | None:
+    def ask(self, policy: CachePolicy, args: EngineArgs) -> _Answer | None:
         """None where the engine refuses, or starts and breaks, and where that is not modelled."""
         try:
             outcome = reserve(self.spec, policy, args, self.available_bytes)
         except UnsupportedModel:
             return None
-        return outcome if isinstance(outcome, Capacity) and outcome.breaks is None else None
+        if isinstance(outcome, Refusal) or outcome.breaks is not None:
+            return None
+        return _Answer(outcome.reported(args.version), outcome.max_model_len)
 
     def trade(
         self,
         changes: tuple[Change, ...],
         policy: CachePolicy,
         args: EngineArgs,
-        found: Capacity,
-        now: Capacity | None,
+        found: _Answer,
+        now: _Answer | None,
     ) -> Trade:
-        tokens = found.reported_tokens
+        tokens = found.line.tokens
         price = price_request(self.spec, policy, args, found.max_model_len)
         return Trade(
             changes=changes,
             args=args,
             policy=policy,
             reported_tokens=tokens,
-            max_concurrency=found.max_concurrency,
+            max_concurrency=found.line.max_concurrency,
             held_bytes=price.held.reserved_bytes if isinstance(price, RequestPrice) else 0,
-            gain_tokens=None if now is None else tokens - now.reported_tokens,
-            ratio=None if now is None or not now.reported_tokens else tokens / now.reported_tokens,
+            gain_tokens=None if now is None else tokens - now.line.tokens,
+            ratio=None if now is None or not now.line.tokens else tokens / now.line.tokens,
         )
 
 
@@ -142,7 +152,7 @@ def _layers(count: int) -> str:
 # --- other settings ---------------------------------------------------------------------
 
 
-def _ladders(server: _Server, policy: CachePolicy, args: EngineArgs, now: Capacity | None) -> tuple[Ladder, ...]:
+def _ladders(server: _Server, policy: CachePolicy, args: EngineArgs, now: _Answer | None) -> tuple[Ladder, ...]:
     """Batches and scheduling work on the same reserve, so all their steps are tried together; of the others those
     that help by themselves."""
     others = [
@@ -152,22 +162,22 @@ def _ladders(server: _Server, policy: CachePolicy, args: EngineArgs, now: Capaci
     return batch_ladder(args), scheduling_ladder(args), *[ladder for ladder in others if len(ladder) > 1]
 
 
-def _other_ladders(server: _Server, policy: CachePolicy, args: EngineArgs, now: Capacity | None) -> Iterator[Ladder]:
+def _other_ladders(server: _Server, policy: CachePolicy, args: EngineArgs, now: _Answer | None) -> Iterator[Ladder]:
     yield from other_ladders(args)
     longest = None if now is not None else server.ask(policy, replace(args, max_model_len=-1))
     if longest is not None:
         yield length_ladder(longest.max_model_len)
 
 
-def _helps(found: Capacity | None, now: Capacity | None) -> bool:
-    return found is not None and (now is None or found.reported_tokens > now.reported_tokens * LEAST_GAIN)
+def _helps(found: _Answer | None, now: _Answer | None) -> bool:
+    return found is not None and (now is None or found.line.tokens > now.line.tokens * LEAST_GAIN)
 
 
-def _climb(server: _Server, policy: CachePolicy, args: EngineArgs, ladders: Sequence[Ladder]) -> dict[Place, Capacity]:
+def _climb(server: _Server, policy: CachePolicy, args: EngineArgs, ladders: Sequence[Ladder]) -> dict[Place, _Answer]:
     """What the engine accepts."""
     places = product(*[range(len(ladder)) for ladder in ladders])
     asked = {place: server.ask(policy, _apply(args, ladders, place)) for place in places}
-    return {place: capacity for place, capacity in asked.items() if capacity is not None}
+    return {place: answer for place, answer in asked.items() if answer is not None}
 
 
 def _steps(ladders: Sequence[Ladder], place: Place) -> Iterator[Step]:

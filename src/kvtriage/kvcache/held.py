@@ -49,8 +49,9 @@ def blocks_in_step(pool: Pool, limits: ServingLimits, settled: int, computed: in
 
 
 def checkpoint_blocks(pool: Pool, computed: int, end: int) -> int:
-    """Blocks more, at the most, in the last step of a prefill: a state from inside a chunk that begins and ends in other blocks.
+    """Blocks more, at the most, in the last step of a prefill: a state from inside a chunk.
 
+    The chunk has to begin and end in other blocks.
     v1/kv_cache_interface.py:1124, v1/core/single_type_kv_cache_manager.py:1643.
     """
     blocks = 0

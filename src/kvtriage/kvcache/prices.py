@@ -53,6 +53,9 @@ class Explanation:
     `reserved`. In tokens `kv_tokens`, `beside`, `causes` and `pool_causes` together are the `reported_tokens`, where
     the engine prints any. `pool_causes` come once a server: they are no part of what a request is reserved.
 
+    Releases before 0.21 print a line that does not follow from what a request is reserved: there `kv_tokens` and the
+    tokens of every cause are None, and the `reported_tokens` stand.
+
     `all_fp8_tokens` is what the line says with no layer skipped; None where the engine refuses that, or has no
     room for a request.
     """
@@ -70,6 +73,7 @@ class Explanation:
     causes: tuple[Cause, ...]
     pool_causes: tuple[Cause, ...]
     outcome: Capacity | Refusal
+    reported_tokens: int | None
     all_fp8_tokens: int | None
 
     @property
@@ -82,10 +86,6 @@ class Explanation:
         if self.kv_tokens is None:
             return None
         return self.kv_tokens + sum(cause.tokens or 0 for cause in self.beside)
-
-    @property
-    def reported_tokens(self) -> int | None:
-        return self.outcome.reported_tokens if isinstance(self.outcome, Capacity) else None
 
     @property
     def least_memory_bytes(self) -> int:
@@ -148,7 +148,10 @@ def explain(
     pages = make_pages(stack, settings, pool.rules)
     contents, longest = contents_of(pages, limits, context_len), contents_of(pages, limits, length)
     added = reserve_causes(pool, limits, length, longest)
-    steps = _Steps(pool, limits, context_len, length, outcome if isinstance(outcome, Capacity) else None)
+    reported = _tokens(outcome, args)
+    steps = _Steps(
+        pool, limits, context_len, length, reported if args.version.derives_tokens_from_concurrency else None
+    )
     beside = steps.beside(contents)
     return Explanation(
         context_len=context_len,
@@ -164,6 +167,7 @@ def explain(
         causes=steps.causes(contents, longest, added),
         pool_causes=steps.pool_causes(longest.total_bytes + sum(added.values())),
         outcome=outcome,
+        reported_tokens=reported,
         all_fp8_tokens=_all_fp8_tokens(spec, policy, args, available_bytes),
     )
 
@@ -186,19 +190,25 @@ def _overlapped(pool: Pool, limits: ServingLimits, prompt: int) -> Price | None:
 
 def _all_fp8_tokens(spec: CacheSpec, policy: CachePolicy, args: EngineArgs, available_bytes: int) -> int | None:
     plain = CachePolicy.fp8(spec.num_layers, policy.scaling or Scaling.UNIT)
-    outcome = reserve(spec, plain, args, available_bytes)
-    return outcome.reported_tokens if isinstance(outcome, Capacity) else None
+    return _tokens(reserve(spec, plain, args, available_bytes), args)
+
+
+def _tokens(outcome: Capacity | Refusal, args: EngineArgs) -> int | None:
+    return outcome.reported(args.version).tokens if isinstance(outcome, Capacity) else None
 
 
 @dataclass(frozen=True)
 class _Steps:
-    """A stair from bytes to tokens: the memory would report `tokens(x)`, were x what a request is reserved."""
+    """A stair from bytes to tokens: the memory would report `tokens(x)`, were x what a request is reserved.
+
+    `reported_tokens` None is no stair: no line, or one that counts something else.
+    """
 
     pool: Pool
     limits: ServingLimits
     context_len: int
     max_model_len: int
-    capacity: Capacity | None
+    reported_tokens: int | None
 
     @property
     def memory_bytes(self) -> int:
@@ -208,8 +218,8 @@ class _Steps:
         return self.limits.available_bytes
 
     def tokens(self, request_bytes: int, length: int) -> int | None:
-        if self.capacity is None or request_bytes == 0:
-            return None if self.capacity is None else 0
+        if self.reported_tokens is None or request_bytes == 0:
+            return None if self.reported_tokens is None else 0
         return self.memory_bytes * length // request_bytes
 
     def beside(self, contents: Contents) -> tuple[Cause, ...]:
@@ -227,11 +237,10 @@ class _Steps:
         return first + self._stair(end, self.max_model_len, added)
 
     def pool_causes(self, request_bytes: int) -> tuple[Cause, ...]:
-        reported = None if self.capacity is None else self.capacity.reported_tokens
-        last = _difference(reported, self.tokens(request_bytes, self.max_model_len))
+        last = _difference(self.reported_tokens, self.tokens(request_bytes, self.max_model_len))
         rest = self.memory_bytes % self.pool.bytes_per_block if self.pool.bytes_per_block else 0
         return (
-            Cause(CauseKind.NULL_BLOCK, self.pool.bytes_per_block, None if self.capacity is None else 0),
+            Cause(CauseKind.NULL_BLOCK, self.pool.bytes_per_block, None if self.reported_tokens is None else 0),
             Cause(CauseKind.REMAINDER, rest, last),
         )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvtriage.kvcache.allocator import HybridManager, Layout, Refusal
+from kvtriage.kvcache.allocator import Capacity, HybridManager, Layout
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
@@ -129,12 +129,15 @@ def find_starting_flags(spec: CacheSpec, skip_layers: Sequence[int], args: Engin
     """
     policy = CachePolicy.fp8(spec.num_layers, Scaling.UNIT, skip_layers)
     trial = replace(args, max_model_len=min(ENOUGH_TOKENS, spec.max_model_len))
-    if not isinstance(reserve(spec, policy, trial, ENOUGH_BYTES), Refusal):
+    if _starts(spec, policy, trial):
         return ()
     tries = (
         (WITHOUT_HYBRID_MANAGER, replace(trial, hybrid_manager=HybridManager.OFF)),
         (BLOCKS_OUTERMOST, replace(trial, layout=Layout.BLHNC)),
     )
-    return tuple(
-        flag for flag, changed in tries if not isinstance(reserve(spec, policy, changed, ENOUGH_BYTES), Refusal)
-    )
+    return tuple(flag for flag, changed in tries if _starts(spec, policy, changed))
+
+
+def _starts(spec: CacheSpec, policy: CachePolicy, args: EngineArgs) -> bool:
+    outcome = reserve(spec, policy, args, ENOUGH_BYTES)
+    return isinstance(outcome, Capacity) and outcome.breaks is None

@@ -22,6 +22,7 @@ from kvtriage.kvcache.engine_args import EngineArgs, check_args, layer_stack, po
 from kvtriage.kvcache.held import blocks_in_steady_decode
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.spec import CacheSpec
+from kvtriage.kvcache.versions import EngineVersion
 
 __all__ = ["NamedPolicy", "SweepRow", "list_policies", "sweep"]
 
@@ -44,8 +45,9 @@ class SweepRow:
 
     `skip_layers` are the layers with K and V that stay in BF16, and `kept_positions` what they retain of one request.
     `held_bytes` are those of one request in steady decode; None where the engine starts with no memory at all.
-    One of `reported_tokens` and `refusal` is set. `ratio` is reported tokens over those of BF16, None where one of
-    the two is refused. `gains_by_skipping` says that fewer layers in FP8 report more tokens than all of them.
+    One of `reported_tokens` and `refusal` is set: an engine that prints its line and breaks has no tokens to share.
+    `ratio` is reported tokens over those of BF16, None where one of the two is refused. `gains_by_skipping` says that
+    fewer layers in FP8 report more tokens than all of them.
     """
 
     name: str
@@ -115,7 +117,7 @@ def sweep(
     stack = _stack(spec, args)
 
     def price(policy: CachePolicy) -> list[_Cell]:
-        return _price(stack, pool_settings(spec, policy, args), servers)
+        return _price(stack, pool_settings(spec, policy, args), servers, args.version)
 
     bf16, fp8 = price(CachePolicy.native(spec.num_layers)), price(CachePolicy.fp8(spec.num_layers, Scaling.UNIT))
     rows = []
@@ -172,26 +174,32 @@ def _stack(spec: CacheSpec, args: EngineArgs) -> LayerStack | Refusal:
 
 
 def _price(
-    stack: LayerStack | Refusal, settings: PoolSettings, servers: Sequence[Sequence[ServingLimits]]
+    stack: LayerStack | Refusal,
+    settings: PoolSettings,
+    servers: Sequence[Sequence[ServingLimits]],
+    version: EngineVersion,
 ) -> list[_Cell]:
     """A cell for each server, in order; `servers` are grouped by context."""
     refusal = stack if isinstance(stack, Refusal) else None
     if isinstance(stack, LayerStack):
         try:
             pool = build_pool(stack, settings)
-            return [cell for of_one_context in servers for cell in _ask(pool, of_one_context)]
+            return [cell for of_one_context in servers for cell in _ask(pool, of_one_context, version)]
         except EngineRefused as refused:
             refusal = refused.refusal
     return [_Cell(None, None, refusal)] * sum(map(len, servers))
 
 
-def _ask(pool: Pool, servers: Sequence[ServingLimits]) -> Iterator[_Cell]:
+def _ask(pool: Pool, servers: Sequence[ServingLimits], version: EngineVersion) -> Iterator[_Cell]:
     """One context, many memories: what a request holds is the same for all."""
     held_bytes = None
     for limits in servers:
         if held_bytes is None and limits.max_model_len is not None:
             held_bytes = pool.bytes_per_block * blocks_in_steady_decode(pool, limits, limits.max_model_len)
         try:
-            yield _Cell(held_bytes, report_capacity(pool, limits).reported_tokens, None)
+            capacity = report_capacity(pool, limits)
         except EngineRefused as refused:
             yield _Cell(held_bytes, None, refused.refusal)
+            continue
+        tokens = capacity.reported(version).tokens if capacity.breaks is None else None
+        yield _Cell(held_bytes, tokens, capacity.breaks)

@@ -11,6 +11,7 @@ from kvtriage.kvcache.allocator import Capacity
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
+from kvtriage.kvcache.versions import EngineVersion
 from tests.unit.kvcache.architectures import GEMMA_3_27B, GIB, LLAMA_8B, MIB, QWEN3_NEXT, fp8, servers
 from tests.unit.kvcache.models import GPT_OSS_20B, spec_of
 
@@ -37,6 +38,13 @@ def test_gpt_oss_20b_with_its_windows_in_bf16() -> None:
         "--no-async-scheduling": 926_623,
         "--max-num-batched-tokens 4096": 926_623,
     }
+
+
+def test_tokens_are_those_that_the_release_prints() -> None:
+    """Before 0.21 blocks were shared out to the groups: nothing in flight counted, so no batch is too large."""
+    args = EngineArgs(max_model_len=32_768, version=EngineVersion(0, 20))
+    assert table(advise(GPT_OSS_20B, WINDOWS, args, 16 * GIB))["--kv-cache-dtype fp8"] == 87_381 // 2 * 16
+    assert not any("batched" in flags(trade) for trade in advise(GPT_OSS_20B, fp8(GPT_OSS_20B), args, 16 * GIB))
 
 
 def test_what_a_skip_would_trade_is_seen_though_it_loses() -> None:

@@ -15,6 +15,7 @@ from kvtriage.kvcache.engine_args import EngineArgs, reserve
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.prices import Explanation, RequestPrice, explain, price_request
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
+from kvtriage.kvcache.versions import EngineVersion
 from tests.unit.kvcache.architectures import EVERY_KIND, GEMMA_3_27B, GIB, LLAMA_8B, MIB, fp8, servers
 from tests.unit.kvcache.models import GPT_OSS_20B
 
@@ -96,6 +97,16 @@ def test_a_skip_that_reports_more_is_said() -> None:
     assert isinstance(found, Explanation)
     assert (found.all_fp8_tokens, found.reported_tokens) == (59_867, 66_469)
     assert found.gains_by_skipping
+
+
+def test_a_line_that_does_not_follow_from_requests_has_no_stair() -> None:
+    """Before 0.21 blocks were shared out to the two groups; the bytes are explained all the same."""
+    found = explain(GPT_OSS_20B, fp8(GPT_OSS_20B), replace(PLAIN, version=EngineVersion(0, 20)), 16 * GIB, 32_768)
+    assert isinstance(found, Explanation)
+    assert found.reported_tokens == found.all_fp8_tokens == 87_381 // 2 * 16
+    assert found.kv_tokens is None
+    assert {cause.tokens for cause in found.causes + found.pool_causes} == {None}
+    assert found.worksheet_bytes + sum(cause.reserved_bytes for cause in found.causes) == found.reserved.reserved_bytes
 
 
 def test_the_longest_length_that_fits_is_the_one_explained() -> None:

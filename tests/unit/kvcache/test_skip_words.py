@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtriage.kvcache.allocator import Backend
 from kvtriage.kvcache.engine_args import EngineArgs
 from kvtriage.kvcache.skip_words import find_starting_flags, read_skip_words
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
@@ -109,6 +110,12 @@ def test_every_word_is_a_layer_or_named_as_ignored(spec: CacheSpec, words: list[
 def test_the_flags_that_start_a_hybrid_with_a_full_layer_skipped() -> None:
     flags = find_starting_flags(GPT_OSS_20B, [1], EngineArgs())
     assert flags == ("--disable-hybrid-kv-cache-manager", "VLLM_KV_CACHE_LAYOUT=BLHNC")
+
+
+def test_a_flag_with_which_the_engine_starts_and_breaks_is_no_way_out() -> None:
+    """Without the hybrid manager FLASHINFER cannot split a block of 128 that is padded."""
+    args = EngineArgs(attention_backend=Backend.FLASHINFER, block_size=128)
+    assert "--disable-hybrid-kv-cache-manager" not in find_starting_flags(GPT_OSS_20B, [1, 0], args)
 
 
 @pytest.mark.parametrize("skip", [(), (0,), tuple(range(0, 24, 2))], ids=["none", "one-sliding", "all-sliding"])

@@ -9,12 +9,13 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from kvtriage.errors import UnsupportedModel
-from kvtriage.kvcache.allocator import Capacity, Reason, Refusal
+from kvtriage.kvcache.allocator import Backend, Capacity, HybridManager, Reason, Refusal
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.prices import RequestPrice, price_request
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.kvcache.sweep import SweepRow, list_policies, sweep
+from kvtriage.kvcache.versions import EngineVersion
 from tests.unit.kvcache.architectures import (
     EVERY_KIND,
     GEMMA_3_27B,
@@ -76,11 +77,11 @@ def test_the_same_as_asking_the_engine_each_time(
                 row = next(rows)
                 assert (row.name, row.context_len, row.memory_bytes) == (named.name, context, memory)
                 outcome = reserve(spec, named.policy, replace(args, max_model_len=context), memory)
-                if isinstance(outcome, Capacity):
+                if isinstance(outcome, Capacity) and outcome.breaks is None:
                     assert row.reported_tokens == outcome.reported_tokens
                     assert row.refusal is None
                 else:
-                    assert row.refusal == outcome
+                    assert row.refusal == (outcome.breaks if isinstance(outcome, Capacity) else outcome)
                     assert row.reported_tokens is None
                 assert row.held_bytes == (price.held.reserved_bytes if isinstance(price, RequestPrice) else None)
     assert next(rows, None) is None
@@ -105,6 +106,23 @@ def test_gpt_oss_20b() -> None:
     assert refusal.reason is Reason.PADDED_PAGE
     assert rows["skip full"].held_bytes is None
     assert rows["skip full"].ratio is None
+
+
+def test_a_server_that_breaks_after_its_line_is_on_no_front() -> None:
+    """Pages padded to a BF16 block of 128, which FLASHINFER cannot split."""
+    args = EngineArgs(attention_backend=Backend.FLASHINFER, block_size=128, hybrid_manager=HybridManager.OFF)
+    rows = {row.name: row for row in sweep(GPT_OSS_20B, list_policies(GPT_OSS_20B), args, (32_768,), (16 * GIB,))}
+    refusal = rows["skip sliding"].refusal
+    assert refusal is not None
+    assert refusal.reason is Reason.SPLIT
+    assert rows["skip sliding"].reported_tokens is None
+    assert rows["FP8"].reported_tokens
+
+
+def test_tokens_are_those_that_the_release_prints() -> None:
+    args = EngineArgs(version=EngineVersion(0, 20))
+    bf16, *_ = sweep(GPT_OSS_20B, list_policies(GPT_OSS_20B)[:1], args, (32_768,), (16 * GIB,))
+    assert bf16.reported_tokens == 43_690 // 2 * 16
 
 
 def test_a_skip_that_reports_more_is_marked() -> None:
