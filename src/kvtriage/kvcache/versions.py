@@ -10,7 +10,10 @@ follows rules that were changed by a named pull request, or that a published log
               blocks shared out to the groups · the smallest block               and 0.21.0
     0.26      two batches are in flight under asynchronous scheduling, before    #47728, #49878
               that one is reserved for
-    0.32      the null block is kept back when one request must fit              v1/core/kv_cache_utils.py:2630
+
+One rule is followed for all releases alike: the null block is kept back when one request must fit
+(v1/core/kv_cache_utils.py:2630). Before #47272, of July 2026, a server with one block less did start, and the longest
+request then waited for ever.
 
 Recurrent models share states by prefix unless told otherwise in 0.32 (engine/arg_utils.py:3021). A log of 0.19.0
 (#40691) says that they did not then. What the releases between do is not known here.
