@@ -1,4 +1,7 @@
-"""Every published config in every form of the answer: nothing breaks, and the text stays narrow and plain."""
+"""Published configs in every form of the answer: nothing breaks, and the text stays narrow and plain.
+
+All of them are asked for the text, and every third for each of the other forms.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ MEMORY = ("--memory", "64GiB", "--max-model-len", "auto")
 @pytest.mark.parametrize(
     "form", [(), ("--tp", "2", "--vllm-version", "0.20"), ("--sweep",), ("--markdown",), ("--json",)]
 )
-def test_every_published_config_has_an_answer(form: tuple[str, ...]) -> None:
+def test_published_configs_have_an_answer(form: tuple[str, ...]) -> None:
     answered = 0
-    for name in MODELS:
+    models = MODELS if form == () else MODELS[::3]
+    for name in models:
         memory = MEMORY[:2] if form == ("--sweep",) else MEMORY
         result = invoke(str(CONFIGS / name), *memory, *form)
         assert result.exit_code == 0 or isinstance(result.exception, KvtriageError), (name, result.exception)
@@ -31,4 +35,4 @@ def test_every_published_config_has_an_answer(form: tuple[str, ...]) -> None:
         elif form != ("--markdown",) and result.stdout:
             assert max(map(len, result.stdout.splitlines())) <= 80, name
             assert result.stdout.isascii(), name
-    assert answered >= 0.9 * len(MODELS)
+    assert answered >= 0.9 * len(models)

@@ -9,8 +9,18 @@ import pytest
 from kvtriage.cli import plan_sweep
 from kvtriage.errors import KvtriageError
 from tests.unit.cli.plans import invoke, refusal, run, save
-from tests.unit.kvcache.readers.configs import GPT_OSS_20B
 
+GEMMA3_27B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 16,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+}
 STORY = ("--sweep", "--memory", "16GiB", "--context", "32768")
 
 
@@ -44,9 +54,7 @@ def test_refused_rows_say_why(tmp_path: Path) -> None:
 
 
 def test_where_a_skip_reports_more_it_is_said(tmp_path: Path) -> None:
-    types = ["full_attention" if idx % 6 == 5 else "sliding_attention" for idx in range(62)]
-    config = {**GPT_OSS_20B, "num_hidden_layers": 62, "layer_types": types}
-    text = run(save(tmp_path, config), *STORY)
+    text = run(save(tmp_path, GEMMA3_27B), "--sweep", "--memory", "16GiB", "--context", "16384")
     assert "More tokens than all FP8, against the worksheet: skip" in " ".join(text.split())
 
 
