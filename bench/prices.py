@@ -26,8 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
+from kvtriage.kvcache.prices.sweep import NamedPolicy, list_policies, sweep
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec, StateTensor
-from kvtriage.kvcache.sweep import NamedPolicy, list_policies, sweep
 
 GIB = 1024**3
 CONTEXTS = tuple(4096 * step for step in range(1, 25))

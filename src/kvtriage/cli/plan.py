@@ -21,7 +21,7 @@ from kvtriage.errors import StudyError, UnsupportedModel
 from kvtriage.files import write_atomic, writing
 from kvtriage.kvcache.allocator import Reason, Refusal
 from kvtriage.kvcache.policy import Scaling
-from kvtriage.kvcache.support import Severity
+from kvtriage.kvcache.support.findings import Severity
 
 __all__ = ["plan_command"]
 
@@ -184,7 +184,7 @@ def _way_out(found: PlanAnswer, refusal: Refusal) -> str:
 
 def _compare(model: str, asked: Asked, path: Path, form: str, *, says_policy: bool) -> int:
     from kvtriage.cli import plan_against
-    from kvtriage.kvcache.comparison import compare
+    from kvtriage.kvcache.observed.comparison import compare
 
     observed = plan_against.load_observed(path)
     config, hf_quant_config = load_model(model)

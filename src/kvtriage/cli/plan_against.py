@@ -11,9 +11,9 @@ from typing import BinaryIO
 
 from kvtriage.cli.terminal import one_line
 from kvtriage.errors import DataError
-from kvtriage.kvcache.comparison import Comparison, Figure, Outcome
-from kvtriage.kvcache.observed import METRICS, Observed, read_observed
-from kvtriage.kvcache.observed_settings import Origin, Setting
+from kvtriage.kvcache.observed.comparison import Comparison, Figure, Outcome
+from kvtriage.kvcache.observed.reading import METRICS, Observed, read_observed
+from kvtriage.kvcache.observed.settings import Origin, Setting
 
 __all__ = ["EXIT_CODES", "load_observed", "render_comparison", "render_comparison_json", "render_comparison_markdown"]
 

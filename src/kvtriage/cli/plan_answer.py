@@ -6,22 +6,22 @@ from dataclasses import dataclass, replace
 
 from kvtriage.cli.plan_options import EngineFlags
 from kvtriage.errors import UnsupportedModel
-from kvtriage.kvcache.advice import Trade, advise
 from kvtriage.kvcache.allocator import Capacity, Refusal
 from kvtriage.kvcache.allocator.ranks import TensorParallelFacts, tensor_parallel_facts
 from kvtriage.kvcache.allocator.refusal import EngineRefused
 from kvtriage.kvcache.declared import DeclaredCache
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
-from kvtriage.kvcache.gain import GainPoint, gain_curve
-from kvtriage.kvcache.gpus import Gpu
-from kvtriage.kvcache.memory_band import MemoryBand
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.price import Worksheet, price_policy
-from kvtriage.kvcache.prices import Explanation, explain
+from kvtriage.kvcache.prices.advice import Trade, advise
+from kvtriage.kvcache.prices.explain import Explanation, explain
+from kvtriage.kvcache.prices.gain import GainPoint, gain_curve
 from kvtriage.kvcache.server_args import vllm_args
 from kvtriage.kvcache.skip_words import find_starting_flags
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.kvcache.support import Finding
+from kvtriage.kvcache.support.findings import Finding
+from kvtriage.kvcache.support.gpus import Gpu
+from kvtriage.kvcache.support.memory_band import MemoryBand
 
 __all__ = ["EngineAnswer", "Memory", "PlanAnswer", "Question", "SkipCost", "answer", "serve_words"]
 

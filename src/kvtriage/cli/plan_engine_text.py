@@ -17,10 +17,10 @@ from kvtriage.cli.plan_tables import (
     trade_rows,
 )
 from kvtriage.kvcache.allocator import Capacity, Refusal
-from kvtriage.kvcache.causes import CauseKind
 from kvtriage.kvcache.engine_args import EngineArgs, reserve, serving_limits
-from kvtriage.kvcache.memory_band import MemoryBand
-from kvtriage.kvcache.prices import Explanation
+from kvtriage.kvcache.prices.causes import CauseKind
+from kvtriage.kvcache.prices.explain import Explanation
+from kvtriage.kvcache.support.memory_band import MemoryBand
 from kvtriage.units import format_bytes, format_tokens
 
 __all__ = ["render_engine"]

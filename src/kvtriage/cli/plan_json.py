@@ -9,11 +9,11 @@ from kvtriage.cli.plan_answer import EngineAnswer, PlanAnswer, Question, serve_w
 from kvtriage.cli.plan_tables import log_lines
 from kvtriage.kvcache.allocator import Capacity, Refusal
 from kvtriage.kvcache.allocator.ranks import TensorParallelFacts
-from kvtriage.kvcache.causes import Cause
 from kvtriage.kvcache.engine_args import EngineArgs
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.price import capacity_tokens
-from kvtriage.kvcache.prices import Explanation, Price
+from kvtriage.kvcache.prices.causes import Cause
+from kvtriage.kvcache.prices.explain import Explanation, Price
 from kvtriage.kvcache.server_args import vllm_args
 from kvtriage.kvcache.spec import CacheSpec
 

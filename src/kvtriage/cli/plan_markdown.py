@@ -17,7 +17,7 @@ from kvtriage.cli.plan_tables import (
 )
 from kvtriage.cli.plan_text import describe_layers
 from kvtriage.kvcache.allocator import Capacity
-from kvtriage.kvcache.prices import Explanation
+from kvtriage.kvcache.prices.explain import Explanation
 from kvtriage.units import format_bytes, format_tokens
 
 __all__ = ["escape", "render_markdown", "table"]

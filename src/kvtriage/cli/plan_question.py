@@ -10,17 +10,17 @@ from kvtriage.cli.plan_options import EngineFlags
 from kvtriage.cli.plan_words import build_policy, parse_contexts, parse_memories, parse_skip, parse_weights
 from kvtriage.errors import StudyError
 from kvtriage.kvcache.allocator import Backend, SpeculativeMethod
-from kvtriage.kvcache.backend_choice import Serving, pick_backend
 from kvtriage.kvcache.declared import DeclaredCache, read_declared_cache
 from kvtriage.kvcache.engine_args import EngineArgs
-from kvtriage.kvcache.gpus import Gpu, default_max_num_batched_tokens, find_gpu
-from kvtriage.kvcache.memory_band import cache_memory
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.readers import read_cache_spec
 from kvtriage.kvcache.server_args import skip_entries
 from kvtriage.kvcache.skip_words import read_skip_words
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
-from kvtriage.kvcache.support import check_support
+from kvtriage.kvcache.support.backend_choice import Serving, pick_backend
+from kvtriage.kvcache.support.findings import check_support
+from kvtriage.kvcache.support.gpus import Gpu, default_max_num_batched_tokens, find_gpu
+from kvtriage.kvcache.support.memory_band import cache_memory
 
 __all__ = ["Asked", "open_question"]
 

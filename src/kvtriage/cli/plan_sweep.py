@@ -14,9 +14,9 @@ from kvtriage.cli.plan_plot import Panel, Point, draw_text
 from kvtriage.cli.plan_tables import Row
 from kvtriage.errors import StudyError
 from kvtriage.kvcache.engine_args import EngineArgs
-from kvtriage.kvcache.pareto import FrontPoint, Kept, pareto
+from kvtriage.kvcache.prices.pareto import FrontPoint, Kept, pareto
+from kvtriage.kvcache.prices.sweep import SweepRow, list_policies, sweep
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.kvcache.sweep import SweepRow, list_policies, sweep
 from kvtriage.units import format_bytes, format_tokens
 
 __all__ = [

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kvtriage.cli.plan_answer import EngineAnswer, Question
-from kvtriage.kvcache.advice import Trade
 from kvtriage.kvcache.allocator import Capacity, Refusal
-from kvtriage.kvcache.causes import Cause, CauseKind
 from kvtriage.kvcache.engine_args import EngineArgs
-from kvtriage.kvcache.gain import Gain, GainPoint
-from kvtriage.kvcache.prices import Explanation
+from kvtriage.kvcache.prices.advice import Trade
+from kvtriage.kvcache.prices.causes import Cause, CauseKind
+from kvtriage.kvcache.prices.explain import Explanation
+from kvtriage.kvcache.prices.gain import Gain, GainPoint
 from kvtriage.units import format_bytes, format_bytes_alike, format_tokens
 
 __all__ = [

@@ -12,7 +12,7 @@ from kvtriage.kvcache.allocator.ranks import TensorParallelFacts
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.price import LayerPrice, Worksheet, price_layers
 from kvtriage.kvcache.spec import CacheSpec, IndexKeys, LayerKind, LayerSpec, SideCache, StateTensor
-from kvtriage.kvcache.support import Severity
+from kvtriage.kvcache.support.findings import Severity
 from kvtriage.units import format_bytes, format_tokens
 
 __all__ = ["describe_layers", "render_plan"]

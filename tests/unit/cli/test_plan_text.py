@@ -11,7 +11,7 @@ from kvtriage.cli.plan_options import EngineFlags
 from kvtriage.cli.plan_tables import CAUSES
 from kvtriage.cli.plan_text import describe_layers, render_plan
 from kvtriage.errors import KvtriageError
-from kvtriage.kvcache.causes import CauseKind
+from kvtriage.kvcache.prices.causes import CauseKind
 from kvtriage.kvcache.spec import CacheSpec, IndexKeys, LayerKind, LayerSpec, StateTensor
 from kvtriage.kvcache.versions import EngineVersion
 from tests.unit.cli.plans import answer_of, asked
