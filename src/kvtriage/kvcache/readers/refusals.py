@@ -35,6 +35,7 @@ _ANNOUNCED_BY: Mapping[str, str] = {
     "hybrid_layer_pattern": "a layer pattern of its own",
     "hybrid_override_pattern": "a layer pattern of its own",
     "block_configs": "a geometry that differs between layers",
+    "per_layer_config": "a geometry that differs between layers",
 }
 
 

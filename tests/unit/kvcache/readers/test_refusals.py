@@ -22,6 +22,7 @@ from tests.unit.kvcache.readers.shapes import read_shapes, shape_of
         ("attention_k_eq_v", True, "V is their K"),
         ("global_head_dim", 512, "head_dim that differs"),
         ("v_head_dim", 128, "another width"),
+        ("per_layer_config", {"5": {"head_dim": 64}}, "a geometry that differs"),
         ("index_topk", 2048, "sparse attention"),
         ("is_encoder_decoder", True, "an encoder"),
         ("use_bidirectional_attention", True, "both directions"),
