@@ -39,7 +39,7 @@ def _read(fields: Fields, num_draft_layers: int) -> CacheSpec:
     """The engine makes the drafter's i-th layer like the model's i-th (models/exaone4_5_mtp.py:76, exaone4.py:172)."""
     fields = fields.with_documented({"sliding_window": 4096})
     num_layers = fields.require("num_hidden_layers")
-    window_tokens = fields.stated("sliding_window")
+    window_tokens = fields.window()
     kinds = _kinds(fields, num_layers, window_tokens)
     if num_draft_layers > num_layers:
         raise fields.unsupported(f"num_nextn_predict_layers is {num_draft_layers}, more than the {num_layers} layers")

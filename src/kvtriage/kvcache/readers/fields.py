@@ -110,6 +110,20 @@ class Fields:
             return value
         return found
 
+    def window(self) -> int | None:
+        """sliding_window; None where there is none: null, 0, or absent and not documented.
+
+        vLLM 0.32 reads a 0 so (config/model.py:802).
+        """
+        return self.count("sliding_window") or None
+
+    def switch(self, key: str, *, absent: bool) -> bool:
+        """A switch that decides what is kept: where config.json leaves it out, its documented position is recorded."""
+        if key in self.config:
+            return self.flag(key)
+        self.assume(key, str(absent).lower(), f"the default of {self.architecture}")
+        return absent
+
     def flag(self, key: str) -> bool:
         """A switch that is off unless config.json turns it on."""
         value = self.config.get(key)

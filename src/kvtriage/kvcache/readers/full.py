@@ -1,6 +1,6 @@
 """Every layer sees the whole context.
 
-Llama, SmolLM, Granite, OLMo, OLMo-2, Gemma, GLM-4.5, MiniMax M2, Hunyuan, DBRX.
+Llama, SmolLM, Granite, OLMo, OLMo-2, Gemma, GLM-4 and 4.5, Seed-OSS, StableLM, MiniMax M2, Hunyuan, DBRX.
 """
 
 from __future__ import annotations
@@ -9,7 +9,17 @@ from kvtriage.kvcache.readers.fields import Fields
 from kvtriage.kvcache.readers.geometry import build_spec, grouped, read_head_dim, read_heads
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
-__all__ = ["read_dbrx", "read_full", "read_gemma", "read_glm4_moe", "read_hunyuan", "read_minimax_m2"]
+__all__ = [
+    "read_dbrx",
+    "read_full",
+    "read_gemma",
+    "read_glm",
+    "read_glm4_moe",
+    "read_hunyuan",
+    "read_minimax_m2",
+    "read_seed_oss",
+    "read_stablelm",
+]
 
 
 def read_full(fields: Fields) -> CacheSpec:
@@ -20,6 +30,21 @@ def read_full(fields: Fields) -> CacheSpec:
 def read_gemma(fields: Fields) -> CacheSpec:
     """As `read_full`; head_dim does not follow from hidden_size here, 256 is documented."""
     return _read(fields.with_documented({"head_dim": 256}), absent_kv_heads_mean_mha=False)
+
+
+def read_glm(fields: Fields) -> CacheSpec:
+    """GLM-4 of 2024 and 2025: 2 KV heads of 128 are documented."""
+    return read_full(fields.with_documented({"num_key_value_heads": 2, "head_dim": 128}))
+
+
+def read_seed_oss(fields: Fields) -> CacheSpec:
+    """8 KV heads of 128 are documented."""
+    return read_full(fields.with_documented({"num_key_value_heads": 8, "head_dim": 128}))
+
+
+def read_stablelm(fields: Fields) -> CacheSpec:
+    """32 KV heads are documented, whatever the query heads."""
+    return read_full(fields.with_documented({"num_key_value_heads": 32}))
 
 
 def read_glm4_moe(fields: Fields) -> CacheSpec:
@@ -36,7 +61,7 @@ def read_minimax_m2(fields: Fields) -> CacheSpec:
     types = fields.flags("attn_type_list", fields.require("num_hidden_layers"))
     if types is not None and not all(types):
         raise fields.unsupported("attn_type_list in config.json has layers of linear attention")
-    return _read(fields, absent_kv_heads_mean_mha=False)
+    return _read(fields.with_documented({"head_dim": 128}), absent_kv_heads_mean_mha=False)
 
 
 def read_hunyuan(fields: Fields) -> CacheSpec:
@@ -63,7 +88,7 @@ def read_dbrx(fields: Fields) -> CacheSpec:
 def _read(fields: Fields, *, absent_kv_heads_mean_mha: bool, num_draft_layers: int = 0) -> CacheSpec:
     kinds = (LayerKind.FULL,) * fields.require("num_hidden_layers")
     switched_off = "use_sliding_window" in fields.config and not fields.flag("use_sliding_window")
-    window_tokens = fields.stated("sliding_window")
+    window_tokens = fields.window()
     if window_tokens is not None and not switched_off:
         raise fields.unsupported(
             f"sliding_window in config.json is {window_tokens}, and engines disagree whether this architecture obeys it"

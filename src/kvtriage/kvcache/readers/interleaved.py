@@ -47,8 +47,14 @@ def read_gemma3_multimodal(fields: Fields) -> CacheSpec:
 
 
 def read_gpt_oss(fields: Fields) -> CacheSpec:
-    """Every 2nd layer is full. Attention sinks are weights and take no room in the cache."""
-    return _read(fields.with_documented({"head_dim": 64}), period=2)
+    """Every 2nd layer is full. Attention sinks are weights and take no room in the cache.
+
+    vLLM goes by the number of the layer alone (models/gpt_oss.py:176), so `layer_types` may only say the same.
+    """
+    spec = _read(fields.with_documented({"head_dim": 64}), period=2)
+    if tuple(layer.kind for layer in spec.layers) != _every_nth_full(spec.num_layers, 2):
+        raise fields.unsupported("layer_types in config.json does not alternate, and engines differ about what then")
+    return spec
 
 
 def read_olmo3(fields: Fields) -> CacheSpec:

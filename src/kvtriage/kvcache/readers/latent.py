@@ -61,7 +61,7 @@ def read_latent(fields: Fields) -> Latent:
     """
     if fields.config.get("is_causal") is not None and not fields.flag("is_causal"):
         raise fields.unsupported("is_causal in config.json is false, and then the engine keeps no latent cache")
-    if fields.stated("sliding_window") is not None:
+    if fields.window() is not None:
         raise fields.unsupported("sliding_window is stated in config.json, and this architecture has none")
     return Latent(
         num_attention_heads=fields.require("num_attention_heads"),

@@ -56,7 +56,7 @@ def read_gpt2(fields: Fields) -> CacheSpec:
 def read_gpt_bigcode(fields: Fields) -> CacheSpec:
     """StarCoder and its kin: one KV head for all query heads unless multi_query is off."""
     own = fields.spelled(_GPT2)
-    return _read(own, 1 if _on_by_default(own, "multi_query") else own.require("num_attention_heads"))
+    return _read(own, 1 if own.switch("multi_query", absent=True) else own.require("num_attention_heads"))
 
 
 def read_mpt(fields: Fields) -> CacheSpec:
@@ -78,9 +78,9 @@ def read_falcon(fields: Fields) -> CacheSpec:
     """
     own = fields.spelled(_FALCON).with_documented({"max_position_embeddings": 2048})
     num_attention_heads = own.require("num_attention_heads")
-    if own.flag("new_decoder_architecture"):
+    if own.switch("new_decoder_architecture", absent=False):
         return _read(own, own.derive("num_kv_heads", num_attention_heads, "num_attention_heads: no grouping"))
-    return _read(own, 1 if _on_by_default(own, "multi_query") else num_attention_heads)
+    return _read(own, 1 if own.switch("multi_query", absent=True) else num_attention_heads)
 
 
 def read_qwen(fields: Fields) -> CacheSpec:
@@ -100,7 +100,7 @@ def read_qwen(fields: Fields) -> CacheSpec:
 def read_chatglm(fields: Fields) -> CacheSpec:
     """ChatGLM 2 and 3, GLM-4-9B: multi_query_group_num KV heads when multi_query_attention is on."""
     own = fields.spelled(_CHATGLM)
-    if own.flag("multi_query_attention"):
+    if own.switch("multi_query_attention", absent=False):
         return _read(own, own.require("multi_query_group_num"))
     return _read(own, own.require("num_attention_heads"))
 
@@ -124,10 +124,3 @@ def _read(fields: Fields, num_kv_heads: int) -> CacheSpec:
         )
     kinds = (LayerKind.FULL,) * fields.require("num_hidden_layers")
     return build_spec(fields, heads, kinds, None)
-
-
-def _on_by_default(fields: Fields, key: str) -> bool:
-    if key in fields.config:
-        return fields.flag(key)
-    fields.assume(key, "true", f"the default of {fields.architecture}")
-    return True

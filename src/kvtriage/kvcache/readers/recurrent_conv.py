@@ -37,6 +37,7 @@ def read_lfm2_multimodal(fields: Fields) -> CacheSpec:
 
 
 def _read(fields: Fields, channels: int) -> CacheSpec:
+    fields = fields.with_documented({"num_key_value_heads": 8})
     kinds = _read_kinds(fields)
     state = short_conv_state(channels, fields.require("conv_L_cache")) if LayerKind.STATE in kinds else ()
     return build_hybrid(fields, read_plain_heads(fields), kinds, state)

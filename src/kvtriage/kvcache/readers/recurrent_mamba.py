@@ -46,7 +46,7 @@ def read_nemotron_h(fields: Fields) -> CacheSpec:
 
     num_hidden_layers may be absent; the engine counts the list.
     """
-    if fields.stated("sliding_window") is not None:
+    if fields.window() is not None:
         raise fields.unsupported("sliding_window is stated in config.json, and no published Nemotron-H has one")
     kinds = _nemotron_kinds(fields, "layers_block_type", "hybrid_override_pattern")
     if kinds is None:
@@ -108,7 +108,7 @@ def read_falcon_h1(fields: Fields) -> CacheSpec:
     """Attention and a Mamba-2 mixer side by side in every layer. A null mamba_d_ssm means expand × hidden_size."""
     channels = fields.with_documented({"mamba_d_ssm": 1024}).stated("mamba_d_ssm")
     state = _read_mamba2(fields, _expanded(fields) if channels is None else channels)
-    heads = read_heads(fields, absent_kv_heads_mean_mha=True)
+    heads = read_heads(fields.with_documented({"num_key_value_heads": 8}), absent_kv_heads_mean_mha=True)
     num_layers = fields.require("num_hidden_layers")
     layers = [attention_layer(idx, LayerKind.FULL, heads, beside=state) for idx in range(num_layers)]
     return spec_of_layers(fields, layers)
@@ -123,7 +123,7 @@ def read_jamba(fields: Fields) -> CacheSpec:
     num_layers = fields.require("num_hidden_layers")
     kinds = [LayerKind.FULL if idx % period == offset else LayerKind.STATE for idx in range(num_layers)]
     state = mamba1_state(_expanded(fields), fields.require("mamba_d_state"), fields.require("mamba_d_conv"))
-    return build_hybrid(fields, read_plain_heads(fields), kinds, state)
+    return build_hybrid(fields, read_plain_heads(fields.with_documented({"num_key_value_heads": 8})), kinds, state)
 
 
 def _expanded(fields: Fields) -> int:

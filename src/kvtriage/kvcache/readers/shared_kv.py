@@ -80,12 +80,15 @@ def _read_gemma4(fields: Fields, *, max_model_len: int, window_tokens: int) -> C
         "global_head_dim": 512,
         "max_position_embeddings": max_model_len,
         "sliding_window": window_tokens,
+        "num_kv_shared_layers": 0,
     }
     fields = fields.with_documented(documented)
     num_layers = fields.require("num_hidden_layers")
     kinds = _last_one_full(fields, read_interleaved_kinds(fields, num_layers, period=6))
     sliding = read_heads(fields)
-    num_global_kv_heads = fields.stated("num_global_key_value_heads") if fields.flag("attention_k_eq_v") else None
+    num_global_kv_heads = None
+    if fields.switch("attention_k_eq_v", absent=False):
+        num_global_kv_heads = fields.stated("num_global_key_value_heads")
     full = grouped(
         sliding.num_attention_heads,
         sliding.num_kv_heads if num_global_kv_heads is None else num_global_kv_heads,
@@ -95,8 +98,6 @@ def _read_gemma4(fields: Fields, *, max_model_len: int, window_tokens: int) -> C
 
 
 def _refuse_other_forms(fields: Fields) -> None:
-    if fields.config.get("per_layer_config") is not None:
-        raise fields.unsupported(f"{fields.prefix}per_layer_config is not read: only the keys that it is made from are")
     direction = fields.config.get("use_bidirectional_attention")
     if direction not in (None, False, "vision"):
         raise fields.unsupported(f"{fields.prefix}use_bidirectional_attention is {describe(direction)}: no decoder")

@@ -9,6 +9,8 @@ from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
 __all__ = ["UNDERSTOOD", "read_mimo_v2", "read_step3", "read_step3_multimodal"]
 
+_MIMO_V2 = {"head_dim": 192, "v_head_dim": 128}
+
 UNDERSTOOD = ("hybrid_layer_pattern", "swa_head_dim", "v_head_dim", "attention_chunk_size")
 
 
@@ -19,7 +21,7 @@ def read_mimo_v2(fields: Fields) -> CacheSpec:
     count of them. It reads no attention_chunk_size either: the window is what counts.
     (vLLM 0.32: models/mimo_v2.py:381-410, mimo_v2_mtp.py:53 and :89.)
     """
-    fields = fields.spelled({"sliding_window": ("sliding_window_size",)})
+    fields = fields.spelled({"sliding_window": ("sliding_window_size",)}).with_documented(_MIMO_V2)
     num_layers = fields.require("num_hidden_layers")
     slides = fields.flags("hybrid_layer_pattern", num_layers)
     if slides is None:
@@ -35,10 +37,11 @@ def read_mimo_v2(fields: Fields) -> CacheSpec:
         fields.require("swa_num_key_value_heads"),
         fields.require("swa_head_dim"),
     )
-    heads = {LayerKind.FULL: read_heads(fields), LayerKind.SLIDING: sliding}
+    full = read_heads(fields)
+    heads = {LayerKind.FULL: full, LayerKind.SLIDING: sliding}
     widths_v = {
-        LayerKind.FULL: fields.stated("v_head_dim"),
-        LayerKind.SLIDING: fields.stated("swa_v_head_dim"),
+        LayerKind.FULL: fields.derive("v_head_dim", full.head_dim, "as wide as K"),
+        LayerKind.SLIDING: fields.derive("swa_v_head_dim", sliding.head_dim, "as wide as K"),
     }
     fields.assume("draft layers", 1, "the engine drafts with the first MTP layer alone")
     layers = [

@@ -48,7 +48,7 @@ def read_phimoe(fields: Fields) -> CacheSpec:
 
 def _read(fields: Fields, *, absent_kv_heads_mean_mha: bool = False) -> CacheSpec:
     num_layers = fields.require("num_hidden_layers")
-    window_tokens = fields.stated("sliding_window")
+    window_tokens = fields.window()
     kinds = (LayerKind.FULL if window_tokens is None else LayerKind.SLIDING,) * num_layers
     if fields.layer_types(num_layers) not in (None, kinds):
         raise fields.unsupported("layer_types in config.json contradicts sliding_window, which holds for all layers")

@@ -39,8 +39,10 @@ the models' authors say of them; where the published files lie beside the checko
 - Cross-attention layers hold one image, as large as the encoder takes it.
 - Recurrent states, the keys of an index and what waits to be compressed are in the figures, in the types that vLLM
   0.32 keeps them in. A cache dtype changes none of them.
-- vLLM 0.32 does not serve every architecture here. It has dropped Baichuan, Llama 3.2 Vision, MPT and the first Qwen,
-  and has never had LocateAnything and VILA under these names: their figures are what a sequence holds in any engine.
+- vLLM 0.32 does not have a class for every architecture here. It has dropped its own for Baichuan, Llama 3.2 Vision,
+  MPT and the first Qwen, and never had one for LocateAnything and VILA: their figures are what a sequence holds in
+  any engine. MiniMax-M3 and Step-3.7-Flash it serves under the names `MiniMaxM3SparseForCausalLM` and
+  `Step3p7ForConditionalGeneration` alone.
 
 ## By architecture
 

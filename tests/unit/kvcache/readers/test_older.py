@@ -134,6 +134,14 @@ def test_multi_query_is_on_unless_it_is_switched_off(config: Mapping[str, object
     assert off[1] == off[2]
 
 
+def test_a_switch_that_decides_the_heads_is_listed_where_it_is_not_stated() -> None:
+    chatglm = read_cache_spec(edited(CHATGLM3, multi_query_attention=...))
+    assert geometry(chatglm)[2] == 32
+    assert "multi_query_attention = false (the default of ChatGLMModel)" in chatglm.assumed
+    falcon = read_cache_spec(edited(FALCON_7B, new_decoder_architecture=...))
+    assert "new_decoder_architecture = false (the default of FalconForCausalLM)" in falcon.assumed
+
+
 def test_the_new_falcon_decoder_groups_its_heads_whatever_multi_query_says() -> None:
     assert geometry(read_cache_spec(edited(FALCON_40B, multi_query=False)))[2] == 8
     ungrouped = read_cache_spec(edited(FALCON_40B, num_kv_heads=...))

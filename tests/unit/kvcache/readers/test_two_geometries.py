@@ -77,6 +77,14 @@ def test_mimo_v2_drafts_with_one_sliding_layer() -> None:
 def test_v_is_as_wide_as_k_unless_it_says_so() -> None:
     spec = read_cache_spec(edited(MIMO_V2, v_head_dim=None, swa_v_head_dim=...))
     assert {(layer.head_dim, layer.head_dim_v) for layer in spec.layers} == {(192, 192)}
+    assert {"v_head_dim = 192 (as wide as K)", "swa_v_head_dim = 192 (as wide as K)"} <= set(spec.assumed)
+
+
+def test_the_widths_of_mimo_v2_s_full_layers_are_documented() -> None:
+    spec = read_cache_spec(edited(MIMO_V2, head_dim=..., v_head_dim=...))
+    assert spec.layers == read_cache_spec(MIMO_V2).layers
+    for line in ("head_dim = 192", "v_head_dim = 128"):
+        assert f"{line} (the default of MiMoV2FlashForCausalLM)" in spec.assumed
 
 
 def test_the_window_has_two_names_that_must_agree() -> None:
