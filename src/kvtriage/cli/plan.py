@@ -195,7 +195,7 @@ def _compare(model: str, asked: Asked, path: Path, form: str, *, says_policy: bo
         flags=asked.engine.typed,
         policy=question.policy if says_policy else None,
         available_bytes=None if question.memory is None else question.memory.available_bytes,
-        auto_is_fp8=question.declared.is_fp8,
+        auto=question.declared.cache_dtype,
     )
     match form:
         case "json":

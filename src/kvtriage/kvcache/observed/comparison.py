@@ -78,10 +78,10 @@ def compare(
     flags: Mapping[str, object],
     policy: CachePolicy | None = None,
     available_bytes: int | None = None,
-    auto_is_fp8: bool = False,
+    auto: str = "auto",
 ) -> Comparison:
     """`flags`, `policy` and `available_bytes` are the user's, and stand in for what the file does not state."""
-    told = what_it_was_told(spec, observed, flags, policy, auto_is_fp8=auto_is_fp8)
+    told = what_it_was_told(spec, observed, flags, policy, auto=auto)
     memory = _memory_band(observed.reported, available_bytes)
     if told.unknown:
         return Comparison(Outcome.UNKNOWN, told.settings, (), told.unknown)

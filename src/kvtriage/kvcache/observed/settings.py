@@ -72,16 +72,16 @@ def what_it_was_told(
     flags: Mapping[str, object],
     policy: CachePolicy | None,
     *,
-    auto_is_fp8: bool = False,
+    auto: str = "auto",
 ) -> Told:
     """The file first, then `flags` (EngineArgs by name) and `policy` that the user gave, then vLLM's defaults.
 
-    `auto_is_fp8` says that the checkpoint turns `auto` into FP8 by itself.
+    `auto` is the word that the checkpoint makes of `auto` by itself.
     """
     reading = _Resolving(observed, flags)
     for name in EngineArgs.__dataclass_fields__:
         reading.resolve(name)
-    found_policy = reading.resolve_policy(spec, policy, auto_is_fp8=auto_is_fp8)
+    found_policy = reading.resolve_policy(spec, policy, auto)
     if observed.settings.kv_connector is not None:
         reading.unknown.append(f"the KV connector {observed.settings.kv_connector} may take memory of its own")
     args = replace(EngineArgs(), **reading.values)  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ class _Resolving:
             return Backend(settings.attention_backend)
         return None
 
-    def resolve_policy(self, spec: CacheSpec, policy: CachePolicy | None, *, auto_is_fp8: bool) -> CachePolicy:
+    def resolve_policy(self, spec: CacheSpec, policy: CachePolicy | None, auto: str) -> CachePolicy:
         """What the file says of dtype and skipped layers; where it says nothing, the user's, or plain BF16."""
         settings = self.observed.settings
         word, origin = settings.kv_cache_dtype, Origin.FILE
@@ -176,12 +176,14 @@ class _Resolving:
             return policy
         if word is None:
             word, origin = "auto", Origin.ASSUMED
-        is_fp8 = word in FP8_WORDS or (word == "auto" and auto_is_fp8)
-        note = "" if word != "auto" else ("FP8 by the checkpoint itself" if auto_is_fp8 else "the model's own dtype")
+        stored = auto if word == "auto" else word
+        note = (
+            "" if word != "auto" else "the model's own dtype" if auto == "auto" else f"{auto} by the checkpoint itself"
+        )
         self.settings.append(Setting("kv_cache_dtype", word, origin, note))
-        if not is_fp8:
-            if word != "auto" and word not in NATIVE_WORDS:
-                self.unknown.append(f"pages of kv_cache_dtype {word[:40]} are not modelled")
+        if stored not in FP8_WORDS:
+            if stored != "auto" and stored not in NATIVE_WORDS:
+                self.unknown.append(f"pages of kv_cache_dtype {stored[:40]} are not modelled")
             return CachePolicy.native(spec.num_layers)
         return CachePolicy.fp8(spec.num_layers, Scaling.UNIT, self._skip(spec, policy))
 
@@ -197,6 +199,8 @@ class _Resolving:
             self.settings.append(Setting("kv_cache_dtype_skip_layers", "none", Origin.ASSUMED))
             return ()
         reading = read_skip_words(words, spec)
+        if words and not reading.layers:
+            self.unknown.append(f"the skip list {' '.join(words)} skips nothing and lengthens the block all the same")
         ignored = f"the engine ignores {' '.join(word.word for word in reading.ignored)}" if reading.ignored else ""
         if words:
             self.settings.append(Setting("kv_cache_dtype_skip_layers", " ".join(words), Origin.FILE, ignored))

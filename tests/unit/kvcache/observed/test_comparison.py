@@ -71,6 +71,22 @@ def test_a_setting_whose_other_values_are_not_modelled_stays_open() -> None:
     assert "num_speculative_tokens" in {setting.name for setting in found.settings}
 
 
+def test_auto_is_what_the_checkpoint_makes_of_it() -> None:
+    plain = NEW.replace("'kv_cache_dtype': 'fp8', 'kv_cache_dtype_skip_layers': ['sliding_window'], ", "")
+    plain = plain.replace("kv_cache_dtype=fp8", "kv_cache_dtype=auto").replace("Using fp8", "Using no")
+    as_fp8 = plain.replace("695,981", "929,341").replace("21.24x", "28.36x")
+    assert compare(SPEC, read(as_fp8), flags={}, auto="fp8_e4m3").outcome is Outcome.AGREES
+    assert compare(SPEC, read(as_fp8), flags={}).outcome is Outcome.DIFFERS
+    found = compare(SPEC, read(as_fp8), flags={}, auto="nvfp4")
+    assert (found.outcome, found.because) == (Outcome.UNKNOWN, ("pages of kv_cache_dtype nvfp4 are not modelled",))
+
+
+def test_a_list_that_skips_nothing_is_not_taken_for_none() -> None:
+    found = ask(NEW.replace("['sliding_window']", "['99']"))
+    assert found.outcome is Outcome.UNKNOWN
+    assert "skips nothing and lengthens the block" in found.because[0]
+
+
 def test_settings_that_would_explain_it_are_named() -> None:
     found = ask(NEW.replace("695,981", "926,623").replace("21.24x", "28.28x"))
     assert found.outcome is Outcome.DIFFERS
