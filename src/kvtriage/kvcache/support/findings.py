@@ -83,6 +83,10 @@ NO_QK_NORM = frozenset(
 )
 """Model types whose keys are known to pass 448 at scale 1."""
 SCALES_NOT_LOADED = ("qwen3_5",)
+ONE_KIND_OF_LAYER = frozenset(("mimo", "qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3"))
+"""Model types whose class asserts that all layers slide or none does."""
+WITHOUT_A_CLASS = frozenset(("baichuan", "llava_llama", "locateanything", "mllama", "mpt", "qwen"))
+"""Model types that vLLM 0.32 no longer has, or never had, a class of its own for."""
 SMALL_WINDOW = 1024
 
 
@@ -118,6 +122,22 @@ def _drafts_on_sm89(subject: Subject) -> bool:
 
 
 CAUTIONS: tuple[Caution, ...] = (
+    Caution(
+        Severity.REFUSED,
+        lambda on: (
+            on.spec.model_type in ONE_KIND_OF_LAYER and {LayerKind.FULL, LayerKind.SLIDING} <= set(on.spec.kinds)
+        ),
+        "this model's class raises where some of its layers slide and others do not",
+        "models/qwen2.py:351-360",
+        "serve a checkpoint whose use_sliding_window is off",
+    ),
+    Caution(
+        Severity.SAID,
+        lambda on: on.spec.model_type in WITHOUT_A_CLASS,
+        "vLLM 0.32 has no class of its own for this model: the figures are its rules, applied to what the model keeps",
+        "model_executor/models/registry.py:799-853",
+        "an older release may have one",
+    ),
     Caution(
         Severity.REFUSED,
         lambda on: _is_packed(on) and on.policy.is_native,

@@ -131,6 +131,8 @@ DRAFTED = replace(LLAMA, draft_layers=(layer(4),))
         (LLAMA, "mi300x", Scaling.PER_TENSOR, None, "doubles each scale"),
         (PACKED, "h100", Scaling.UNIT, None, "of their own class"),
         (of_type("gemma3_text"), "h100", Scaling.UNIT, None, "both directions"),
+        (of_type("qwen3", GPT_OSS_20B), "h100", None, None, "raises where some of its layers slide"),
+        (of_type("baichuan"), "h100", None, None, "no class of its own"),
     ],
 )
 def test_each_caution(spec: CacheSpec, gpu: str, scaling: Scaling | None, serving: Serving | None, words: str) -> None:
@@ -147,6 +149,8 @@ def test_each_caution(spec: CacheSpec, gpu: str, scaling: Scaling | None, servin
         (GPT_OSS, "h100", None, "small windows"),
         (SPARSE, "h100", None, "fp8_ds_mla"),
         (PACKED, "h100", Scaling.UNIT, "refuses another dtype"),
+        (of_type("qwen3"), "h100", None, "raises where some of its layers slide"),
+        (GPT_OSS, "h100", None, "raises where some of its layers slide"),
     ],
 )
 def test_cautions_stay_away_where_they_do_not_apply(
