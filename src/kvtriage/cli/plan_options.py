@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from kvtriage.errors import StudyError
-from kvtriage.kvcache.allocator import Backend, HybridManager, Layout, MambaDtype, SpeculativeMethod
+from kvtriage.kvcache.allocator import LAYOUT_ALIASES, Backend, HybridManager, Layout, MambaDtype, SpeculativeMethod
 from kvtriage.kvcache.versions import EngineVersion
 
 __all__ = ["EngineFlags", "engine_options"]
@@ -19,7 +19,6 @@ __all__ = ["EngineFlags", "engine_options"]
 LONGEST = 2**40
 WIDEST = 2**20
 MOST_BATCHED = 2**24
-LAYOUT_ALIASES: Mapping[str, Layout] = {"NHD": Layout.LBNHC, "HND": Layout.LBHNC}
 AUTO_LENGTH = -1
 FLAGS: Mapping[str, str] = {
     "max_num_batched_tokens": "--max-num-batched-tokens",

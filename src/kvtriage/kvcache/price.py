@@ -60,7 +60,15 @@ from dataclasses import dataclass
 from kvtriage.kvcache.policy import CachePolicy, Format, Fp8, Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerSpec
 
-__all__ = ["LayerPrice", "Worksheet", "capacity_tokens", "price_layers", "price_policy"]
+__all__ = [
+    "SCALARS_PER_LAYER",
+    "SCALE_BYTES",
+    "LayerPrice",
+    "Worksheet",
+    "capacity_tokens",
+    "price_layers",
+    "price_policy",
+]
 
 BF16_BYTES = 2
 SCALE_BYTES = 4

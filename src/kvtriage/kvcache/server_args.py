@@ -18,7 +18,7 @@ from __future__ import annotations
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Native, Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
-__all__ = ["skip_entries", "vllm_args"]
+__all__ = ["SLIDING_WINDOW", "skip_entries", "vllm_args"]
 
 DTYPE_FLAG = "--kv-cache-dtype"
 SKIP_FLAG = "--kv-cache-dtype-skip-layers"

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from kvtriage.kvcache.allocator import Capacity, HybridManager, Layout
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
 from kvtriage.kvcache.policy import CachePolicy, Scaling
+from kvtriage.kvcache.server_args import SLIDING_WINDOW
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
 
 __all__ = ["IgnoredWord", "SkipReading", "find_starting_flags", "read_skip_words"]
 
-SLIDING_WINDOW = "sliding_window"
 ENOUGH_BYTES = 2**58
 ENOUGH_TOKENS = 4096
 

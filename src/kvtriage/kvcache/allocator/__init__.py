@@ -20,6 +20,8 @@ from kvtriage.kvcache.allocator.ranks import RankLayers, TensorParallelFacts, te
 from kvtriage.kvcache.allocator.refusal import Reason, Refusal
 from kvtriage.kvcache.allocator.report import Capacity, CapacityLine, allocate, report_capacity
 from kvtriage.kvcache.allocator.settings import (
+    CACHE_DTYPES,
+    LAYOUT_ALIASES,
     Backend,
     CacheDtype,
     HybridManager,
@@ -31,6 +33,8 @@ from kvtriage.kvcache.allocator.settings import (
 )
 
 __all__ = [
+    "CACHE_DTYPES",
+    "LAYOUT_ALIASES",
     "Backend",
     "CacheDtype",
     "Capacity",

@@ -10,12 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvtriage.kvcache.allocator.refusal import EngineRefused, Reason
+from kvtriage.kvcache.price import SCALARS_PER_LAYER, SCALE_BYTES
 from kvtriage.kvcache.spec import CacheSpec, IndexKeys, LayerKind, LayerSpec, StateTensor
 
 __all__ = ["RankLayers", "TensorParallelFacts", "rank_kv_heads", "rank_state_bytes", "tensor_parallel_facts"]
-
-SCALE_BYTES = 4
-SCALARS_PER_LAYER = 3
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 __all__ = [
+    "CACHE_DTYPES",
+    "LAYOUT_ALIASES",
     "Backend",
     "CacheDtype",
     "HybridManager",
@@ -28,6 +31,13 @@ class CacheDtype(enum.StrEnum):
     @property
     def element_bytes(self) -> int:
         return 1 if self is CacheDtype.FP8 else 2
+
+
+CACHE_DTYPES: Mapping[str, CacheDtype] = {
+    **{dtype.value: dtype for dtype in CacheDtype},
+    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2", "fp8_inc"), CacheDtype.FP8),
+}
+"""The engine's words whose pages are modelled."""
 
 
 class MambaDtype(enum.StrEnum):
@@ -85,6 +95,10 @@ class Layout(enum.StrEnum):
     def keeps_blocks_compact(self) -> bool:
         """All heads of one layer's block lie together."""
         return "H" not in self.value[:2]
+
+
+LAYOUT_ALIASES: Mapping[str, Layout] = {"NHD": Layout.LBNHC, "HND": Layout.LBHNC}
+"""The names that the variable took before it had six values."""
 
 
 class HybridManager(enum.StrEnum):

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from kvtriage.errors import BadInput, DataError
 from kvtriage.kvcache.allocator.refusal import EngineRefused, Reason
 from kvtriage.kvcache.allocator.settings import (
+    CACHE_DTYPES,
+    LAYOUT_ALIASES,
     Backend,
     CacheDtype,
     HybridManager,
@@ -20,15 +22,6 @@ from kvtriage.kvcache.versions import MODELLED, EngineVersion
 
 __all__ = ["read_args", "read_cache_dtype", "refuse_unmodelled"]
 
-CACHE_DTYPES: Mapping[str, CacheDtype] = {
-    "auto": CacheDtype.AUTO,
-    "float16": CacheDtype.FLOAT16,
-    "bfloat16": CacheDtype.BFLOAT16,
-    "fp8": CacheDtype.FP8,
-    "fp8_e4m3": CacheDtype.FP8,
-    "fp8_e5m2": CacheDtype.FP8,
-    "fp8_inc": CacheDtype.FP8,
-}
 OTHER_CACHE_DTYPES = frozenset(
     (
         *("fp8_ds_mla", "nvfp4_ds_mla", "turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc"),
@@ -37,7 +30,6 @@ OTHER_CACHE_DTYPES = frozenset(
     )
 )
 """Words that vLLM 0.32 knows (config/cache.py:39) and whose pages are not modelled here."""
-LAYOUT_ALIASES = {"NHD": Layout.LBNHC, "HND": Layout.LBHNC}
 UNMODELLED = ("speculative_config", "kv_connector")
 """Flags that move the figures in ways not modelled here, unless they are null."""
 MOST_RANKS = 4096

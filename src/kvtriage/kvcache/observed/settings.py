@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kvtriage.errors import BadInput
-from kvtriage.kvcache.allocator import Backend, HybridManager, Layout, MambaDtype, SpeculativeMethod
+from kvtriage.kvcache.allocator import (
+    CACHE_DTYPES,
+    LAYOUT_ALIASES,
+    Backend,
+    CacheDtype,
+    HybridManager,
+    Layout,
+    MambaDtype,
+    SpeculativeMethod,
+)
 from kvtriage.kvcache.engine_args import EngineArgs
 from kvtriage.kvcache.observed.reading import METRICS, Observed, Settings
 from kvtriage.kvcache.policy import CachePolicy, Scaling
@@ -17,10 +26,6 @@ from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.kvcache.versions import EngineVersion
 
 __all__ = ["Origin", "Setting", "Told", "what_it_was_told"]
-
-FP8_WORDS = frozenset(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"))
-NATIVE_WORDS = frozenset(("bfloat16", "float16", "half"))
-LAYOUT_ALIASES = {"NHD": Layout.LBNHC, "HND": Layout.LBHNC}
 
 
 class Origin(enum.StrEnum):
@@ -181,9 +186,9 @@ class _Resolving:
             "" if word != "auto" else "the model's own dtype" if auto == "auto" else f"{auto} by the checkpoint itself"
         )
         self.settings.append(Setting("kv_cache_dtype", word, origin, note))
-        if stored not in FP8_WORDS:
-            if stored != "auto" and stored not in NATIVE_WORDS:
-                self.unknown.append(f"pages of kv_cache_dtype {stored[:40]} are not modelled")
+        if stored not in CACHE_DTYPES:
+            self.unknown.append(f"pages of kv_cache_dtype {stored[:40]} are not modelled")
+        if CACHE_DTYPES.get(stored) is not CacheDtype.FP8:
             return CachePolicy.native(spec.num_layers)
         return CachePolicy.fp8(spec.num_layers, Scaling.UNIT, self._skip(spec, policy))
 
