@@ -33,9 +33,10 @@ def parse_object(data: bytes, source: str, hint: str) -> dict[str, object]:
     def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found: dict[str, object] = {}
         for key, value in pairs:
-            if found.setdefault(key, value) != value:
+            if key in found and _written(found[key]) != _written(value):
                 shown = ascii(key if len(key) <= 60 else f"{key[:60]}...")
                 raise ModelError(f"{source} contradicts itself: it states {shown} twice", hint=hint)
+            found[key] = value
         return found
 
     try:
@@ -45,6 +46,11 @@ def parse_object(data: bytes, source: str, hint: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ModelError(f"{source} is JSON, but not an object", hint=hint)
     return value
+
+
+def _written(value: object) -> str:
+    """As text, where true is not 1, and NaN is itself."""
+    return json.dumps(value, sort_keys=True)
 
 
 def encode_object(value: object) -> bytes:
