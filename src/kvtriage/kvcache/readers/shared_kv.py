@@ -72,7 +72,7 @@ def read_gemma4_unified(fields: Fields) -> CacheSpec:
 
 
 def _read_gemma4(fields: Fields, *, max_model_len: int, window_tokens: int) -> CacheSpec:
-    _refuse_other_forms(fields)
+    _refuse_both_directions(fields)
     documented = {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
@@ -97,7 +97,7 @@ def _read_gemma4(fields: Fields, *, max_model_len: int, window_tokens: int) -> C
     return _spec(fields, kinds, {LayerKind.FULL: full, LayerKind.SLIDING: sliding})
 
 
-def _refuse_other_forms(fields: Fields) -> None:
+def _refuse_both_directions(fields: Fields) -> None:
     direction = fields.config.get("use_bidirectional_attention")
     if direction not in (None, False, "vision"):
         raise fields.unsupported(f"{fields.prefix}use_bidirectional_attention is {describe(direction)}: no decoder")
