@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kvtriage.cli.plan import plan_command
+from kvtriage.cli.plan.command import plan_command
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"

@@ -70,5 +70,5 @@ def test_a_comparison_loads_them_as_little(tmp_path: Path) -> None:
 def test_what_one_policy_does_not_need_is_not_loaded(tmp_path: Path) -> None:
     _, modules = modules_of(tmp_path, "--memory", "4GiB")
     assert "kvtriage.kvcache.prices.explain" in modules
-    for name in ("kvcache.observed", "kvcache.comparison", "kvcache.sweep", "cli.plan_sweep", "cli.plan_json"):
+    for name in ("kvcache.observed", "kvcache.prices.sweep", "cli.plan.sweep", "cli.plan.as_json"):
         assert f"kvtriage.{name}" not in modules

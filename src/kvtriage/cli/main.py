@@ -35,7 +35,7 @@ _WRITE_FAILS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 _COMMANDS = {
     "run": ("kvtriage.cli.run", "run_command", "The whole job: from a model and your text to a verdict."),
-    "plan": ("kvtriage.cli.plan", "plan_command", "Price a KV cache from config.json; no weights needed."),
+    "plan": ("kvtriage.cli.plan.command", "plan_command", "Price a KV cache from config.json; no weights needed."),
     "calibrate": ("kvtriage.cli.verbs", "calibrate_command", "Observe K and V, fit scales, write checkpoints."),
     "diagnose": ("kvtriage.cli.verbs", "diagnose_command", "Find the layers, heads and types that FP8 hurts."),
     "ablate": ("kvtriage.cli.verbs", "ablate_command", "Measure BF16 and the FP8 arms against each other."),

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kvtriage.cli.main import main
-from kvtriage.cli.plan_model import load_model
+from kvtriage.cli.plan.model import load_model
 from kvtriage.errors import ModelError, StudyError, UnsupportedModel
-from tests.unit.cli.plans import invoke, refusal, run, save
+from tests.unit.cli.plan.plans import invoke, refusal, run, save
 from tests.unit.kvcache.readers.configs import GEMMA3_4B, LLAMA
 from tests.unit.kvcache.server_logs import NEW
 
@@ -194,7 +194,7 @@ def _module(**members: object) -> object:
 
 def test_a_config_is_priced_without_the_heavy_libraries(gpt_oss: Path) -> None:
     script = (
-        "import sys; from kvtriage.cli.plan import plan_command; "
+        "import sys; from kvtriage.cli.plan.command import plan_command; "
         "plan_command([sys.argv[1], '--skip', 'sliding_window', '--memory', '16GiB'], standalone_mode=False); "
         "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     )

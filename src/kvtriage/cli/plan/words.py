@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from kvtriage.cli.plan_text import describe_layers
+from kvtriage.cli.plan.as_text import describe_layers
 from kvtriage.errors import StudyError
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.skip_words import read_skip_words

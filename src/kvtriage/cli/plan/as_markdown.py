@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kvtriage.cli.plan_answer import PlanAnswer, Question, serve_words
-from kvtriage.cli.plan_tables import (
+from kvtriage.cli.plan.answer import PlanAnswer, Question, serve_words
+from kvtriage.cli.plan.as_text import describe_layers
+from kvtriage.cli.plan.rows import (
     COLUMNS,
     Row,
     cause_rows,
@@ -15,7 +16,6 @@ from kvtriage.cli.plan_tables import (
     skip_cost_rows,
     trade_rows,
 )
-from kvtriage.cli.plan_text import describe_layers
 from kvtriage.kvcache.allocator import Capacity
 from kvtriage.kvcache.prices.explain import Explanation
 from kvtriage.units import format_bytes, format_tokens

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from kvtriage.cli.plan_answer import EngineAnswer, Memory, Question
-from kvtriage.cli.plan_tables import (
+from kvtriage.cli.plan.answer import EngineAnswer, Memory, Question
+from kvtriage.cli.plan.rows import (
     COLUMNS,
     Row,
     cause_rows,

@@ -11,7 +11,7 @@ import pytest
 
 from kvtriage.cli.main import main
 
-SHARED = Path(__file__).parents[4] / "shared"
+SHARED = Path(__file__).parents[5] / "shared"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="../shared is not there")
 
 QWEN_27B = "Qwen--Qwen3.5-27B.json"

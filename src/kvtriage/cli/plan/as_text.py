@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from kvtriage.cli.plan_answer import PlanAnswer, Question, serve_words
-from kvtriage.cli.plan_engine_text import render_engine
+from kvtriage.cli.plan.answer import PlanAnswer, Question, serve_words
+from kvtriage.cli.plan.engine_text import render_engine
 from kvtriage.kvcache.allocator.ranks import TensorParallelFacts
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.price import LayerPrice, Worksheet, price_layers

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvtriage.cli.plan_options import EngineFlags
-from kvtriage.cli.plan_tables import CAUSES
-from kvtriage.cli.plan_text import describe_layers, render_plan
+from kvtriage.cli.plan.as_text import describe_layers, render_plan
+from kvtriage.cli.plan.engine_flags import EngineFlags
+from kvtriage.cli.plan.rows import CAUSES
 from kvtriage.errors import KvtriageError
 from kvtriage.kvcache.prices.causes import CauseKind
 from kvtriage.kvcache.spec import CacheSpec, IndexKeys, LayerKind, LayerSpec, StateTensor
 from kvtriage.kvcache.versions import EngineVersion
-from tests.unit.cli.plans import answer_of, asked
+from tests.unit.cli.plan.plans import answer_of, asked
 from tests.unit.kvcache.models import layer, spec_of
 from tests.unit.kvcache.readers.configs import GPT_OSS_20B, LLAMA
 

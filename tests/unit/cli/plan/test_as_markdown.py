@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from kvtriage.cli.plan_markdown import escape, render_markdown, table
-from tests.unit.cli.plans import answer_of, asked
+from kvtriage.cli.plan.as_markdown import escape, render_markdown, table
+from tests.unit.cli.plan.plans import answer_of, asked
 from tests.unit.kvcache.readers.configs import GPT_OSS_20B
 
 

@@ -6,12 +6,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kvtriage.cli.plan_options import EngineFlags, engine_options
+from kvtriage.cli.plan.engine_flags import EngineFlags, engine_options
 from kvtriage.errors import BadInput, StudyError
 from kvtriage.kvcache.allocator import Backend, HybridManager, Layout, MambaDtype, SpeculativeMethod
 from kvtriage.kvcache.engine_args import EngineArgs
 from kvtriage.kvcache.versions import EngineVersion
-from tests.unit.cli.plans import invoke, save
+from tests.unit.cli.plan.plans import invoke, save
 
 
 def flags_of(*arguments: str) -> EngineFlags:

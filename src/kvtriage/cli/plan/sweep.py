@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from kvtriage.cli.plan_answer import Question
-from kvtriage.cli.plan_json import Json, args_json, refusal_json
-from kvtriage.cli.plan_markdown import table
-from kvtriage.cli.plan_plot import Panel, Point, draw_text
-from kvtriage.cli.plan_tables import Row
+from kvtriage.cli.plan.answer import Question
+from kvtriage.cli.plan.as_json import Json, args_json, refusal_json
+from kvtriage.cli.plan.as_markdown import table
+from kvtriage.cli.plan.plot import Panel, Point, draw_text
+from kvtriage.cli.plan.rows import Row
 from kvtriage.errors import StudyError
 from kvtriage.kvcache.engine_args import EngineArgs
 from kvtriage.kvcache.prices.pareto import FrontPoint, Kept, pareto

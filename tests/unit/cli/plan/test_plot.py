@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtriage.cli.plan_plot import Panel, Point, draw_svg, draw_text
+from kvtriage.cli.plan.plot import Panel, Point, draw_svg, draw_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 POINTS = st.lists(

@@ -6,9 +6,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvtriage.cli import plan_sweep
+from kvtriage.cli.plan import sweep
 from kvtriage.errors import KvtriageError
-from tests.unit.cli.plans import invoke, refusal, run, save
+from tests.unit.cli.plan.plans import invoke, refusal, run, save
 
 GEMMA3_27B = {
     "architectures": ["Gemma3ForCausalLM"],
@@ -81,5 +81,5 @@ def test_a_band_is_swept_at_its_likely_size(tmp_path: Path) -> None:
 
 
 def test_a_sweep_that_nobody_reads_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_sweep, "MOST_ROWS", 10)
+    monkeypatch.setattr(sweep, "MOST_ROWS", 10)
     assert "more than 10" in refusal(save(tmp_path), *STORY).message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from kvtriage.cli.plan_answer import EngineAnswer, Question
+from kvtriage.cli.plan.answer import EngineAnswer, Question
 from kvtriage.kvcache.allocator import Capacity, Refusal
 from kvtriage.kvcache.engine_args import EngineArgs
 from kvtriage.kvcache.prices.advice import Trade

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kvtriage.cli.plan_json import plan_json
-from kvtriage.cli.plan_options import EngineFlags
-from tests.unit.cli.plans import answer_of, asked, invoke, save
+from kvtriage.cli.plan.as_json import plan_json
+from kvtriage.cli.plan.engine_flags import EngineFlags
+from tests.unit.cli.plan.plans import answer_of, asked, invoke, save
 from tests.unit.kvcache.readers.configs import GPT_OSS_20B, LLAMA
 
-DOCS = Path(__file__).parents[3] / "docs" / "reference" / "plan.md"
+DOCS = Path(__file__).parents[4] / "docs" / "reference" / "plan.md"
 SLIDING = list(range(0, 24, 2))
 
 

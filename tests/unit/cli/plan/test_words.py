@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtriage.cli.plan_words import build_policy, parse_contexts, parse_memories, parse_skip, parse_weights
+from kvtriage.cli.plan.words import build_policy, parse_contexts, parse_memories, parse_skip, parse_weights
 from kvtriage.errors import StudyError
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec, StateTensor

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvtriage.cli import plan_cases
 from kvtriage.cli.main import main
+from kvtriage.cli.plan import cases
 
 FULL = {"kind": "full", "num_kv_heads": 8, "head_size": 128}
 CASE = {
@@ -42,7 +42,7 @@ def test_a_line_is_answered_by_a_line(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_lines_that_are_no_case_are_answered_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_cases, "LIMIT_BYTES", 1000)
+    monkeypatch.setattr(cases, "LIMIT_BYTES", 1000)
     path = tmp_path / "cases.jsonl"
     path.write_bytes(b"{\n[1]\n\xff\n" + b"[" * 900 + b"\n" + b" " * 5000 + b"{}\n" + json.dumps(CASE).encode())
     *broken, whole = answers(path, capsys)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvtriage.cli.plan_options import EngineFlags
+from kvtriage.cli.plan.engine_flags import EngineFlags
 from kvtriage.errors import UnsupportedModel
 from kvtriage.kvcache.allocator import Capacity, Refusal
 from kvtriage.kvcache.allocator.ranks import TensorParallelFacts, tensor_parallel_facts

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from kvtriage.cli.plan_answer import Question
-from kvtriage.cli.plan_options import EngineFlags
-from kvtriage.cli.plan_question import Asked, open_question
+from kvtriage.cli.plan.answer import Question
+from kvtriage.cli.plan.engine_flags import EngineFlags
+from kvtriage.cli.plan.question import Asked, open_question
 from kvtriage.errors import StudyError
 from kvtriage.kvcache.allocator import Backend, SpeculativeMethod
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.versions import EngineVersion
-from tests.unit.cli.plans import asked
+from tests.unit.cli.plan.plans import asked
 from tests.unit.kvcache.readers.configs import GPT_OSS_20B, LLAMA
 
 

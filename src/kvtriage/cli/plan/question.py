@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvtriage.cli.plan_answer import Memory, Question
-from kvtriage.cli.plan_options import EngineFlags
-from kvtriage.cli.plan_words import build_policy, parse_contexts, parse_memories, parse_skip, parse_weights
+from kvtriage.cli.plan.answer import Memory, Question
+from kvtriage.cli.plan.engine_flags import EngineFlags
+from kvtriage.cli.plan.words import build_policy, parse_contexts, parse_memories, parse_skip, parse_weights
 from kvtriage.errors import StudyError
 from kvtriage.kvcache.allocator import Backend, SpeculativeMethod
 from kvtriage.kvcache.declared import DeclaredCache, read_declared_cache

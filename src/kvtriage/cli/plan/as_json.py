@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 
-from kvtriage.cli.plan_answer import EngineAnswer, PlanAnswer, Question, serve_words
-from kvtriage.cli.plan_tables import log_lines
+from kvtriage.cli.plan.answer import EngineAnswer, PlanAnswer, Question, serve_words
+from kvtriage.cli.plan.rows import log_lines
 from kvtriage.kvcache.allocator import Capacity, Refusal
 from kvtriage.kvcache.allocator.ranks import TensorParallelFacts
 from kvtriage.kvcache.engine_args import EngineArgs

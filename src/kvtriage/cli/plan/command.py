@@ -12,11 +12,11 @@ from pathlib import Path
 
 import click
 
-from kvtriage.cli.plan_answer import PlanAnswer, answer
-from kvtriage.cli.plan_model import load_model
-from kvtriage.cli.plan_options import EngineFlags, engine_options
-from kvtriage.cli.plan_question import Asked, open_question
-from kvtriage.cli.plan_words import NATIVE, parse_memories, parse_skip
+from kvtriage.cli.plan.answer import PlanAnswer, answer
+from kvtriage.cli.plan.engine_flags import EngineFlags, engine_options
+from kvtriage.cli.plan.model import load_model
+from kvtriage.cli.plan.question import Asked, open_question
+from kvtriage.cli.plan.words import NATIVE, parse_memories, parse_skip
 from kvtriage.errors import StudyError, UnsupportedModel
 from kvtriage.files import write_atomic, writing
 from kvtriage.kvcache.allocator import Reason, Refusal
@@ -143,15 +143,15 @@ def _plan(model: str, asked: Asked, form: str) -> int:
     found = answer(open_question(config, hf_quant_config, asked))
     match form:
         case "json":
-            from kvtriage.cli.plan_json import plan_json
+            from kvtriage.cli.plan.as_json import plan_json
 
             click.echo(json.dumps(plan_json(found), indent=2))
         case "markdown":
-            from kvtriage.cli.plan_markdown import render_markdown
+            from kvtriage.cli.plan.as_markdown import render_markdown
 
             click.echo(render_markdown(found), nl=False)
         case _:
-            from kvtriage.cli.plan_text import render_plan
+            from kvtriage.cli.plan.as_text import render_plan
 
             click.echo(render_plan(found), nl=False)
     _raise_refusal(found)
@@ -183,10 +183,10 @@ def _way_out(found: PlanAnswer, refusal: Refusal) -> str:
 
 
 def _compare(model: str, asked: Asked, path: Path, form: str, *, says_policy: bool) -> int:
-    from kvtriage.cli import plan_against
+    from kvtriage.cli.plan import against
     from kvtriage.kvcache.observed.comparison import compare
 
-    observed = plan_against.load_observed(path)
+    observed = against.load_observed(path)
     config, hf_quant_config = load_model(model)
     question = open_question(config, hf_quant_config, asked)
     comparison = compare(
@@ -199,17 +199,17 @@ def _compare(model: str, asked: Asked, path: Path, form: str, *, says_policy: bo
     )
     match form:
         case "json":
-            click.echo(plan_against.render_comparison_json(observed, comparison))
+            click.echo(against.render_comparison_json(observed, comparison))
         case "markdown":
-            click.echo(plan_against.render_comparison_markdown(observed, comparison), nl=False)
+            click.echo(against.render_comparison_markdown(observed, comparison), nl=False)
         case _:
-            click.echo(plan_against.render_comparison(path, observed, comparison), nl=False)
-    return plan_against.EXIT_CODES[comparison.outcome]
+            click.echo(against.render_comparison(path, observed, comparison), nl=False)
+    return against.EXIT_CODES[comparison.outcome]
 
 
 def _sweep(model: str, asked: Asked, sets: tuple[str, ...], svg: Path | None, form: str) -> int:
-    from kvtriage.cli import plan_sweep
-    from kvtriage.cli.plan_plot import draw_svg
+    from kvtriage.cli.plan import sweep
+    from kvtriage.cli.plan.plot import draw_svg
 
     memories = parse_memories(asked.memories)
     config, hf_quant_config = load_model(model)
@@ -219,22 +219,22 @@ def _sweep(model: str, asked: Asked, sets: tuple[str, ...], svg: Path | None, fo
     if not memories:
         raise StudyError("--sweep needs the memory of the cache", hint="give --memory 16GiB, or a list of amounts")
     own = [parse_skip(text, question.spec, "--set") for text in sets]
-    found = plan_sweep.run_sweep(question, own, memories)
+    found = sweep.run_sweep(question, own, memories)
     if svg is not None:
         with writing(svg):
-            write_atomic(svg, draw_svg(plan_sweep.sweep_panels(found)).encode())
+            write_atomic(svg, draw_svg(sweep.sweep_panels(found)).encode())
     match form:
         case "json":
-            click.echo(json.dumps(plan_sweep.sweep_json(found), indent=2))
+            click.echo(json.dumps(sweep.sweep_json(found), indent=2))
         case "markdown":
-            click.echo(plan_sweep.render_sweep_markdown(found), nl=False)
+            click.echo(sweep.render_sweep_markdown(found), nl=False)
         case _:
-            click.echo(plan_sweep.render_sweep(found), nl=False)
+            click.echo(sweep.render_sweep(found), nl=False)
     return 0
 
 
 def _answer_cases(path: Path, *, alone: bool, as_json: bool) -> None:
-    from kvtriage.cli.plan_cases import answer_lines
+    from kvtriage.cli.plan.cases import answer_lines
 
     if not alone:
         raise click.UsageError("--cases brings models and flags of its own: leave the others out.")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from kvtriage.errors import KvtriageError
-from tests.unit.cli.plans import invoke
+from tests.unit.cli.plan.plans import invoke
 
-CONFIGS = Path(__file__).parents[4] / "shared" / "configs"
+CONFIGS = Path(__file__).parents[5] / "shared" / "configs"
 MODELS = sorted(path.name for path in CONFIGS.glob("*.json"))
 MEMORY = ("--memory", "64GiB", "--max-model-len", "auto")
 

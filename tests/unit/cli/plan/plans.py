@@ -8,10 +8,10 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from kvtriage.cli.plan import plan_command
-from kvtriage.cli.plan_answer import PlanAnswer, answer
-from kvtriage.cli.plan_options import EngineFlags
-from kvtriage.cli.plan_question import Asked, open_question
+from kvtriage.cli.plan.answer import PlanAnswer, answer
+from kvtriage.cli.plan.command import plan_command
+from kvtriage.cli.plan.engine_flags import EngineFlags
+from kvtriage.cli.plan.question import Asked, open_question
 from kvtriage.errors import KvtriageError
 from tests.unit.kvcache.readers.configs import GPT_OSS_20B
 
