@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.readers.fields import describe
 
-__all__ = ["DeclaredCache", "ModelDtype", "attends_images_both_ways", "read_declared_cache", "read_model_dtype"]
+__all__ = ["DeclaredCache", "ModelDtype", "read_declared_cache", "read_model_dtype"]
 
 Json = Mapping[str, object]
 
@@ -37,7 +37,6 @@ LATENT_MODEL_TYPES = frozenset(
 )
 """Model types that vLLM serves with latent attention where kv_lora_rank is there
 (transformers_utils/model_arch_config_convertor.py:318-346)."""
-BOTH_WAYS_MODEL_TYPES = frozenset(("bagel", "gemma3", "molmo2", "moondream3", "paligemma"))
 PACKED_BY_CLASS = frozenset(("DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration"))
 
 
@@ -226,17 +225,6 @@ def _architectures(config: Json) -> tuple[str, ...]:
 def _text(config: Json) -> Json:
     text = config.get("text_config")
     return text if isinstance(text, Mapping) else {}
-
-
-def attends_images_both_ways(config: Json) -> bool:
-    """True for models that attend to an image in both directions, when given one: they ask for other backends
-    (transformers_utils/model_arch_config_convertor.py:364-386, :768-776)."""
-    stated = config.get("is_mm_prefix_lm")
-    if isinstance(stated, bool):
-        return stated
-    if _model_type(config) == "gemma4":
-        return _text(config).get("use_bidirectional_attention") == "vision"
-    return _model_type(config) in BOTH_WAYS_MODEL_TYPES
 
 
 # --- the model's own dtype --------------------------------------------------------------

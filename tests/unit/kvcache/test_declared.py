@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtriage.kvcache.declared import attends_images_both_ways, read_declared_cache, read_model_dtype
+from kvtriage.kvcache.declared import read_declared_cache, read_model_dtype
 from kvtriage.kvcache.policy import Scaling
 
 FOLDER = Path(__file__).resolve().parents[4] / "shared" / "configs"
@@ -130,22 +130,6 @@ def test_anything_at_all_is_answered(config: dict[str, Any]) -> None:
         assert declared.because.isprintable()
         assert len(declared.because) < 500
     assert read_model_dtype(config).element_bytes in (2, 4)
-    assert attends_images_both_ways(config) in (True, False)
-
-
-@pytest.mark.parametrize(
-    ("config", "both_ways"),
-    [
-        ({"model_type": "gemma3"}, True),
-        ({"model_type": "gemma3_text"}, False),
-        ({"model_type": "gemma3", "is_mm_prefix_lm": False}, False),
-        ({"model_type": "gemma4", "text_config": {"use_bidirectional_attention": "vision"}}, True),
-        ({"model_type": "gemma4", "text_config": {}}, False),
-        ({}, False),
-    ],
-)
-def test_images_attended_to_in_both_directions(config: dict[str, Any], both_ways: bool) -> None:
-    assert attends_images_both_ways(config) is both_ways
 
 
 # --- the model's own dtype --------------------------------------------------------------

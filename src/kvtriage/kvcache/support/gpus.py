@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kvtriage.errors import BadInput
 from kvtriage.units import GIB
 
-__all__ = ["GPUS", "Gpu", "Platform", "Usage", "default_max_num_batched_tokens", "default_max_num_seqs", "find_gpu"]
+__all__ = ["GPUS", "Gpu", "Platform", "default_max_num_batched_tokens", "find_gpu"]
 
 MANY_LOGS = "out-of-memory messages in public logs"
 
@@ -26,13 +26,6 @@ class Platform(enum.StrEnum):
     ROCM = "rocm"
     XPU = "xpu"
     CPU = "cpu"
-
-
-class Usage(enum.StrEnum):
-    """How vLLM is started: `vllm serve`, or `LLM(...)` in a program."""
-
-    API_SERVER = "api_server"
-    LLM = "llm"
 
 
 @dataclass(frozen=True)
@@ -121,30 +114,16 @@ def find_gpu(name: str) -> Gpu:
     raise BadInput(f"{name[:40]!a} is no GPU that kvtriage knows", hint=f"one of {', '.join(gpu.name for gpu in GPUS)}")
 
 
-def default_max_num_batched_tokens(gpu: Gpu, usage: Usage = Usage.API_SERVER, world_size: int = 1) -> int:
-    """What vLLM 0.32 takes where --max-num-batched-tokens is not given (engine/arg_utils.py:2923-2983), in tokens.
+def default_max_num_batched_tokens(gpu: Gpu, world_size: int = 1) -> int:
+    """What `vllm serve` takes where --max-num-batched-tokens is not given, in tokens (engine/arg_utils.py:2923-2983).
 
-    The model may still lower or raise it. `world_size` counts on CPUs alone.
+    The model may still lower or raise it, and `LLM(...)` in a program takes more. `world_size` counts on CPUs alone.
     """
-    served = usage is Usage.API_SERVER
     if gpu.platform is Platform.CPU:
-        return (2048 if served else 4096) * world_size
+        return 2048 * world_size
     if _memory_gib(gpu) >= 160:
         return 16384
-    if _is_large(gpu):
-        return 8192 if served else 16384
-    return 2048 if served else 8192
-
-
-def default_max_num_seqs(gpu: Gpu, usage: Usage = Usage.API_SERVER, world_size: int = 1) -> int:
-    """What vLLM 0.32 takes where --max-num-seqs is not given (engine/arg_utils.py:2923-2987), in sequences."""
-    if gpu.platform is Platform.CPU:
-        return (128 if usage is Usage.API_SERVER else 256) * world_size
-    return 1024 if _is_large(gpu) else 256
-
-
-def _is_large(gpu: Gpu) -> bool:
-    return _memory_gib(gpu) >= 160 or (_memory_gib(gpu) >= 70 and not gpu.name.startswith("a100"))
+    return 8192 if _memory_gib(gpu) >= 70 and not gpu.name.startswith("a100") else 2048
 
 
 def _memory_gib(gpu: Gpu) -> float:

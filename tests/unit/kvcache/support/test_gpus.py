@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtriage.errors import BadInput
-from kvtriage.kvcache.support.gpus import (
-    GPUS,
-    Platform,
-    Usage,
-    default_max_num_batched_tokens,
-    default_max_num_seqs,
-    find_gpu,
-)
+from kvtriage.kvcache.support.gpus import GPUS, Platform, default_max_num_batched_tokens, find_gpu
 from kvtriage.units import GIB
 
 
@@ -51,28 +44,22 @@ def test_a_cpu_has_no_memory_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "served", "in_a_program", "seqs"),
+    ("name", "tokens"),
     [
-        ("b200", 16384, 16384, 1024),
-        ("mi300x", 16384, 16384, 1024),
-        ("h100-80g", 8192, 16384, 1024),
-        ("h200", 8192, 16384, 1024),
-        ("rtx-pro-6000", 8192, 16384, 1024),
-        ("a100-80g", 2048, 8192, 256),
-        ("l40s", 2048, 8192, 256),
-        ("t4", 2048, 8192, 256),
-        ("xpu", 2048, 8192, 256),
+        ("b200", 16384),
+        ("mi300x", 16384),
+        ("h100-80g", 8192),
+        ("h200", 8192),
+        ("rtx-pro-6000", 8192),
+        ("a100-80g", 2048),
+        ("l40s", 2048),
+        ("t4", 2048),
+        ("xpu", 2048),
     ],
 )
-def test_batch_defaults(name: str, served: int, in_a_program: int, seqs: int) -> None:
-    gpu = find_gpu(name)
-    assert default_max_num_batched_tokens(gpu) == served
-    assert default_max_num_batched_tokens(gpu, Usage.LLM) == in_a_program
-    assert default_max_num_seqs(gpu) == seqs
+def test_batch_defaults(name: str, tokens: int) -> None:
+    assert default_max_num_batched_tokens(find_gpu(name)) == tokens
 
 
 def test_batch_defaults_of_cpus_grow_with_the_ranks() -> None:
-    cpu = find_gpu("cpu")
-    assert default_max_num_batched_tokens(cpu, world_size=2) == 4096
-    assert default_max_num_batched_tokens(cpu, Usage.LLM, world_size=2) == 8192
-    assert (default_max_num_seqs(cpu), default_max_num_seqs(cpu, Usage.LLM)) == (128, 256)
+    assert default_max_num_batched_tokens(find_gpu("cpu"), world_size=2) == 4096
