@@ -43,7 +43,8 @@ class Memory:
 class Question:
     """`args` hold no open value any more; `said` are the defaults that were filled in, each with its reason.
 
-    `notes` are what else there is to know of the release and of the skipped layers.
+    `notes` are what else there is to know of the release and of the skipped layers. `native_dtype` is what the model
+    and an unquantised cache are served in.
     """
 
     spec: CacheSpec
@@ -55,6 +56,7 @@ class Question:
     memory: Memory | None
     gpu: Gpu | None
     declared: DeclaredCache
+    native_dtype: str
     findings: tuple[Finding, ...]
     typed: EngineFlags
 
@@ -136,7 +138,7 @@ def answer(question: Question) -> PlanAnswer:
 
 def serve_words(question: Question) -> tuple[str, ...]:
     """What follows `vllm serve MODEL`: the cache flags of the policy, and the flags that were typed or filled in."""
-    words = list(vllm_args(question.policy, question.spec, None))
+    words = list(vllm_args(question.policy, question.spec, None, question.native_dtype))
     if question.memory is not None or question.typed.max_model_len is not None:
         length = question.args.max_model_len
         words += ["--max-model-len", "auto" if length == -1 else str(length)]

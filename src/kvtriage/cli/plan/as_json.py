@@ -44,7 +44,7 @@ def plan_json(answer: PlanAnswer) -> Json:
         "engine": _engine(answer),
         "findings": [asdict(finding) for finding in question.findings],
         "tensor_parallel": None if answer.ranks is None else _ranks(answer.ranks),
-        "vllm_args": list(vllm_args(policy, spec, None)),
+        "vllm_args": list(vllm_args(policy, spec, None, question.native_dtype)),
         "serve_args": list(serve_words(question)),
     }
 

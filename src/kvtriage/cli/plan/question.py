@@ -10,7 +10,7 @@ from kvtriage.cli.plan.engine_flags import EngineFlags
 from kvtriage.cli.plan.words import build_policy, parse_contexts, parse_memories, parse_skip, parse_weights
 from kvtriage.errors import StudyError
 from kvtriage.kvcache.allocator import Backend, SpeculativeMethod
-from kvtriage.kvcache.declared import DeclaredCache, read_declared_cache
+from kvtriage.kvcache.declared import DeclaredCache, read_declared_cache, read_model_dtype
 from kvtriage.kvcache.engine_args import EngineArgs
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.readers import read_cache_spec
@@ -19,7 +19,7 @@ from kvtriage.kvcache.skip_words import read_skip_words
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 from kvtriage.kvcache.support.backend_choice import Serving, pick_backend
 from kvtriage.kvcache.support.findings import check_support
-from kvtriage.kvcache.support.gpus import Gpu, default_max_num_batched_tokens, find_gpu
+from kvtriage.kvcache.support.gpus import Gpu, Platform, default_max_num_batched_tokens, find_gpu
 from kvtriage.kvcache.support.memory_band import cache_memory
 
 __all__ = ["Asked", "open_question"]
@@ -67,9 +67,14 @@ def open_question(config: Mapping[str, object], hf_quant_config: Mapping[str, ob
         memory=memory,
         gpu=gpu,
         declared=declared,
+        native_dtype=read_model_dtype(config, has_bfloat16=_has_bfloat16(gpu)).served,
         findings=check_support(spec, policy, gpu, serving),
         typed=asked.engine,
     )
+
+
+def _has_bfloat16(gpu: Gpu | None) -> bool:
+    return gpu is None or gpu.platform is not Platform.CUDA or gpu.sm >= 80
 
 
 def _scaling(spec: CacheSpec, skip: tuple[int, ...], gpu: Gpu | None, asked: Asked) -> tuple[str, tuple[str, ...]]:

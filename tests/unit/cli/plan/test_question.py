@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from kvtriage.cli.plan.answer import Question
+from kvtriage.cli.plan.answer import Question, serve_words
 from kvtriage.cli.plan.engine_flags import EngineFlags
 from kvtriage.cli.plan.question import Asked, open_question
 from kvtriage.errors import StudyError
@@ -29,6 +29,16 @@ def test_without_a_context_it_is_the_models_own() -> None:
     found = question(asked(contexts=()))
     assert found.args.max_model_len == 131_072
     assert "max_model_len = 131,072 (the longest that the model reads)" in found.said
+
+
+@pytest.mark.parametrize(
+    ("stated", "gpu", "served"),
+    [("bfloat16", None, "bfloat16"), ("float16", "h100", "float16"), ("bfloat16", "t4", "float16")],
+)
+def test_an_unquantised_cache_is_served_in_the_models_own_dtype(stated: str, gpu: str | None, served: str) -> None:
+    """An explicit --kv-cache-dtype wins, so a float16 model must not be told bfloat16."""
+    found = question(asked(scaling="native", gpu=gpu), {**LLAMA, "torch_dtype": stated})
+    assert serve_words(found)[:2] == ("--kv-cache-dtype", served)
 
 
 def test_what_is_typed_is_not_assumed() -> None:
