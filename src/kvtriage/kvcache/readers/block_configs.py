@@ -8,6 +8,7 @@ from __future__ import annotations
 from kvtriage.errors import ModelError
 from kvtriage.kvcache.readers.fields import HINT, Fields, describe
 from kvtriage.kvcache.readers.geometry import attention_layer, grouped, read_head_dim, spec_of_layers
+from kvtriage.kvcache.readers.refusals import refuse_window
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
 
 __all__ = ["UNDERSTOOD", "read_decilm"]
@@ -21,6 +22,7 @@ def read_decilm(fields: Fields) -> CacheSpec:
     (vLLM 0.32: models/nemotron_nas.py:133-158. It does not know `replace_with_linear`, and does not load
     such a model.)
     """
+    refuse_window(fields)
     num_layers = fields.require("num_hidden_layers")
     num_attention_heads = fields.require("num_attention_heads")
     head_dim = read_head_dim(fields, num_attention_heads)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kvtriage.kvcache.readers.fields import Fields
 from kvtriage.kvcache.readers.geometry import attention_layer, read_heads, spec_of_layers
+from kvtriage.kvcache.readers.refusals import refuse_window
 from kvtriage.kvcache.spec import CacheSpec, IndexKeys, LayerKind
 
 __all__ = ["UNDERSTOOD", "read_minimax_m3", "read_minimax_m3_multimodal"]
@@ -23,6 +24,7 @@ def read_minimax_m3(fields: Fields) -> CacheSpec:
     Index keys are BF16 unless the server is told otherwise by indexer_kv_dtype, and copied to every rank.
     (vLLM 0.32: models/minimax_m3/nvidia/model.py:99-107 and :562, common/indexer.py:145, nvidia/mtp.py:61.)
     """
+    refuse_window(fields)
     num_layers = fields.require("num_hidden_layers")
     heads = read_heads(fields.with_documented({"head_dim": 128}))
     index_keys, is_sparse = _read_index(fields, num_layers)

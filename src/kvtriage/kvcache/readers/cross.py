@@ -11,6 +11,7 @@ from dataclasses import replace
 from kvtriage.errors import ModelError
 from kvtriage.kvcache.readers.fields import HINT, Fields
 from kvtriage.kvcache.readers.geometry import Heads, read_heads, spec_of_layers
+from kvtriage.kvcache.readers.refusals import refuse_window
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
 
 __all__ = ["read_mllama"]
@@ -32,6 +33,7 @@ def read_mllama(fields: Fields) -> CacheSpec:
     Raises ModelError for one that does not exist.
     """
     text = _text_model(fields)
+    refuse_window(text)
     encoder_tokens = _image_tokens(fields)
     cross = _cross_attention_layers(text)
     num_layers = _num_layers(text, cross)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from kvtriage.kvcache.readers.fields import Fields
 from kvtriage.kvcache.readers.geometry import build_spec, grouped, read_head_dim, read_heads
+from kvtriage.kvcache.readers.refusals import refuse_window
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
 __all__ = [
@@ -78,6 +79,7 @@ def read_dbrx(fields: Fields) -> CacheSpec:
         "max_position_embeddings": ("max_seq_len",),
     }
     fields = fields.spelled(words)
+    refuse_window(fields)
     kinds = (LayerKind.FULL,) * fields.require("num_hidden_layers")
     num_attention_heads = fields.require("num_attention_heads")
     num_kv_heads = fields.inside("attn_config").require("kv_n_heads")
@@ -87,12 +89,7 @@ def read_dbrx(fields: Fields) -> CacheSpec:
 
 def _read(fields: Fields, *, absent_kv_heads_mean_mha: bool, num_draft_layers: int = 0) -> CacheSpec:
     kinds = (LayerKind.FULL,) * fields.require("num_hidden_layers")
-    switched_off = "use_sliding_window" in fields.config and not fields.flag("use_sliding_window")
-    window_tokens = fields.window()
-    if window_tokens is not None and not switched_off:
-        raise fields.unsupported(
-            f"sliding_window in config.json is {window_tokens}, and engines disagree whether this architecture obeys it"
-        )
+    refuse_window(fields)
     if fields.layer_types(len(kinds)) not in (None, kinds):
         raise fields.unsupported("layer_types in config.json has sliding layers, and this architecture has none")
     heads = read_heads(fields, absent_kv_heads_mean_mha=absent_kv_heads_mean_mha)

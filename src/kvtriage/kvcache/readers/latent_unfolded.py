@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from kvtriage.kvcache.readers.fields import Fields
 from kvtriage.kvcache.readers.geometry import Heads, build_spec
+from kvtriage.kvcache.readers.refusals import refuse_window
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
 __all__ = ["UNDERSTOOD", "read_minicpm3"]
@@ -24,6 +25,7 @@ def read_minicpm3(fields: Fields) -> CacheSpec:
 
     Raises UnsupportedModel where num_key_value_heads groups the heads, which the engine does not.
     """
+    refuse_window(fields)
     fields.require("kv_lora_rank")
     num_attention_heads = fields.require("num_attention_heads")
     if fields.derive("num_key_value_heads", num_attention_heads, "no grouping") != num_attention_heads:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from kvtriage.kvcache.readers.fields import Fields, describe
 from kvtriage.kvcache.readers.full import read_full
 from kvtriage.kvcache.readers.geometry import Heads, build_spec, read_head_dim
+from kvtriage.kvcache.readers.refusals import refuse_window
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
 __all__ = [
@@ -112,6 +113,7 @@ def read_baichuan(fields: Fields) -> CacheSpec:
 
 def _read(fields: Fields, num_kv_heads: int) -> CacheSpec:
     """Raises UnsupportedModel where a stated head_dim is not the hidden size by the heads: engines take either."""
+    refuse_window(fields)
     num_attention_heads = fields.require("num_attention_heads")
     heads = Heads(num_attention_heads, num_kv_heads, read_head_dim(fields, num_attention_heads))
     if num_attention_heads % num_kv_heads:

@@ -18,6 +18,7 @@ from kvtriage.kvcache.readers.recurrent import (
     read_plain_heads,
     read_state_bytes,
 )
+from kvtriage.kvcache.readers.refusals import refuse_window
 from kvtriage.kvcache.readers.states import FLOAT32_BYTES, MODEL_BYTES, Mamba2, mamba1_state, mamba2_state
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
@@ -106,6 +107,7 @@ def read_granite_hybrid(fields: Fields) -> CacheSpec:
 
 def read_falcon_h1(fields: Fields) -> CacheSpec:
     """Attention and a Mamba-2 mixer side by side in every layer. A null mamba_d_ssm means expand × hidden_size."""
+    refuse_window(fields)
     channels = fields.with_documented({"mamba_d_ssm": 1024}).stated("mamba_d_ssm")
     state = _read_mamba2(fields, _expanded(fields) if channels is None else channels)
     heads = read_heads(fields.with_documented({"num_key_value_heads": 8}), absent_kv_heads_mean_mha=True)
@@ -116,6 +118,7 @@ def read_falcon_h1(fields: Fields) -> CacheSpec:
 
 def read_jamba(fields: Fields) -> CacheSpec:
     """One layer of each attn_layer_period is attention, the one at attn_layer_offset; the others are Mamba-1."""
+    refuse_window(fields)
     period = fields.require("attn_layer_period")
     offset = fields.count("attn_layer_offset")
     if "attn_layer_offset" not in fields.config or offset >= period:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kvtriage.kvcache.readers.fields import Fields, describe
 
-__all__ = ["refuse_unread_caches"]
+__all__ = ["refuse_unread_caches", "refuse_window"]
 
 _ANNOUNCED_BY: Mapping[str, str] = {
     "kv_lora_rank": "latent attention (MLA)",
@@ -56,3 +56,17 @@ def refuse_unread_caches(fields: Fields, understood: Sequence[str]) -> None:
         for key in _TEXT_MODELS:
             if isinstance(fields.config.get(key), Mapping):
                 refuse_unread_caches(fields.inside(key), understood)
+
+
+def refuse_window(fields: Fields) -> None:
+    """For an architecture that has no windows. Raises UnsupportedModel where sliding_window is stated and not off.
+
+    Its authors' code passes over the key, and vLLM 0.32 gives the window to every layer (engine/arg_utils.py:2246).
+    """
+    switched_off = "use_sliding_window" in fields.config and not fields.flag("use_sliding_window")
+    window_tokens = fields.window()
+    if window_tokens is not None and not switched_off:
+        raise fields.unsupported(
+            f"{fields.prefix}sliding_window in config.json is {window_tokens}, "
+            "and engines disagree whether this architecture obeys it"
+        )

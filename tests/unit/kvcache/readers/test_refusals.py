@@ -44,6 +44,39 @@ def test_a_key_that_is_switched_off_announces_nothing(value: object) -> None:
     assert read_cache_spec(config) == read_cache_spec(LLAMA)
 
 
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "BaichuanForCausalLM",
+        "ChatGLMModel",
+        "DbrxForCausalLM",
+        "DeciLMForCausalLM",
+        "FalconForCausalLM",
+        "FalconH1ForCausalLM",
+        "GPTBigCodeForCausalLM",
+        "GlmForCausalLM",
+        "JambaForCausalLM",
+        "LlamaForCausalLM",
+        "MiniCPM3ForCausalLM",
+        "MiniMaxM3ForCausalLM",
+        "MptForCausalLM",
+        "QWenLMHeadModel",
+    ],
+)
+def test_a_window_where_there_are_none_is_refused_unless_it_is_off(architecture: str) -> None:
+    config = shape_of(architecture, read_shapes()).config
+    with pytest.raises(UnsupportedModel, match=r"sliding_window in config\.json is 333, and engines disagree"):
+        read_cache_spec(edited(config, sliding_window=333))
+    for off in ({"sliding_window": None}, {"sliding_window": 0}, {"sliding_window": 333, "use_sliding_window": False}):
+        assert read_cache_spec(edited(config, **off)) == read_cache_spec(config)
+
+
+def test_a_window_of_llama_3_2_vision_is_refused() -> None:
+    config = shape_of("MllamaForConditionalGeneration", read_shapes()).config
+    with pytest.raises(UnsupportedModel, match=r"text_config\.sliding_window in config\.json is 333"):
+        read_cache_spec(edited(config, text_config={**config["text_config"], "sliding_window": 333}))
+
+
 def test_nested_text_models_are_looked_into() -> None:
     text = {**dict(GEMMA3_4B["text_config"]), "num_kv_shared_layers": 20}  # type: ignore[call-overload]
     with pytest.raises(UnsupportedModel, match=r"text_config\.num_kv_shared_layers is 20"):
