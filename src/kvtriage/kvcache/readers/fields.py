@@ -56,8 +56,8 @@ class Fields:
     assumed: list[str] = field(default_factory=list)
 
     def with_documented(self, documented: Mapping[str, int]) -> Fields:
-        """The same keys, with defaults for some that may be absent."""
-        return replace(self, documented=documented)
+        """The same keys, with defaults for some more that may be absent."""
+        return replace(self, documented={**self.documented, **documented})
 
     def spelled(self, spellings: Mapping[str, tuple[str, ...]]) -> Fields:
         """The same keys, where the architecture has words of its own for some; errors name the word that is there."""
