@@ -122,9 +122,9 @@ def pool_settings(spec: CacheSpec, policy: CachePolicy, args: EngineArgs) -> Poo
 def serving_limits(spec: CacheSpec, args: EngineArgs, available_bytes: int) -> ServingLimits:
     """What a pool is asked: memory of one GPU, lengths, tokens in flight."""
     length = spec.default_model_len or spec.max_model_len if args.max_model_len is None else args.max_model_len
-    schedules_ahead = args.async_scheduling and not (
-        args.num_speculative_tokens and args.speculative_method is SpeculativeMethod.NGRAM
-    )
+    guesses_ngrams = args.num_speculative_tokens > 0 and args.speculative_method is SpeculativeMethod.NGRAM
+    is_on_cpu = args.attention_backend is Backend.CPU_ATTN
+    schedules_ahead = args.async_scheduling and not guesses_ngrams and not is_on_cpu
     return ServingLimits(
         available_bytes=available_bytes,
         max_model_len=None if length == -1 else length,

@@ -9,6 +9,7 @@ import pytest
 
 from kvtriage.errors import UnsupportedModel
 from kvtriage.kvcache.allocator import (
+    Backend,
     CacheDtype,
     Capacity,
     MambaDtype,
@@ -258,6 +259,35 @@ def test_context_parallelism_beside_states_is_not_modelled() -> None:
 
 def test_prefill_context_parallelism_leaves_the_allocation_alone() -> None:
     assert started(LLAMA_8B, prefill_context_parallel_size=4) == started(LLAMA_8B)
+
+
+GEMMA_3_270M = spec_of(
+    *(layer(idx, None if idx % 6 == 5 else 512, heads=4, kv_heads=1, head_dim=256) for idx in range(18))
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "tokens"),
+    [
+        (CachePolicy.native(18), 55_356),
+        (CachePolicy.fp8(18, Scaling.UNIT), 110_733),
+        (CachePolicy.fp8(18, Scaling.UNIT, GEMMA_3_270M.layers_of(LayerKind.SLIDING)), 60_118),
+    ],
+    ids=["bf16", "fp8", "skip-sliding"],
+)
+def test_a_cpu_prints_what_a_cpu_printed(policy: CachePolicy, tokens: int) -> None:
+    """vLLM 0.32 on a CPU, 1 GiB: blocks of 128, nothing scheduled ahead, and pages of skipped layers not aligned."""
+    args = EngineArgs(max_model_len=2048, attention_backend=Backend.CPU_ATTN)
+    outcome = reserve(GEMMA_3_270M, policy, args, GIB)
+    assert isinstance(outcome, Capacity)
+    assert outcome.reported_tokens == tokens
+    assert serving_limits(GEMMA_3_270M, args, GIB).batches_in_flight == 1
+
+
+def test_what_a_cpus_instructions_decide_is_not_modelled() -> None:
+    for spec in (LATENT, HYBRID):
+        with pytest.raises(UnsupportedModel, match="on a CPU"):
+            started(spec, attention_backend=Backend.CPU_ATTN)
 
 
 def test_the_longest_that_fits() -> None:

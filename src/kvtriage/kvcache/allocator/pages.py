@@ -21,7 +21,7 @@ from kvtriage.kvcache.allocator.layers import (
     SlidingLayer,
     StateLayer,
 )
-from kvtriage.kvcache.allocator.refusal import EngineRefused, Reason
+from kvtriage.kvcache.allocator.refusal import EngineRefused, Reason, not_modelled
 from kvtriage.kvcache.allocator.settings import Backend, CacheDtype, PoolSettings
 
 __all__ = ["CachedLayer", "LayerPage", "PageRules", "ceil_div", "make_pages", "resolve_rules"]
@@ -33,6 +33,8 @@ LATENT_HYBRID_STEP = 128
 PACKED_LATENT_BYTES = 656
 """An FP8 row of a sparse latent layer with its scales: 512 + 16 + 2 · 64, fp8_ds_mla (mla_attention.py:365, :1365)."""
 FLASHINFER_BLOCKS = (64, 32, 16)
+CPU_BLOCK = 128
+CPU_KERNEL_BLOCK = 32
 
 CachedLayer = FullLayer | SlidingLayer | ChunkedLayer | CrossLayer | MlaLayer | IndexLayer | StateLayer
 
@@ -98,6 +100,8 @@ def resolve_rules(stack: LayerStack, settings: PoolSettings) -> PageRules:
         raise EngineRefused(
             "ValueError", Reason.BLOCK_SIZE, f"a block of {settings.block_size} tokens is no multiple of {smallest}"
         )
+    if settings.backend is Backend.CPU_ATTN:
+        return _rules_of_cpu(stack, settings)
     block_size = settings.block_size if settings.block_size is not None else _preferred_block(stack, settings)
     if found is None:
         return PageRules(block_size, None, None)
@@ -116,6 +120,15 @@ def resolve_rules(stack: LayerStack, settings: PoolSettings) -> PageRules:
     block_size = step * ceil_div(2 * kernel_block, step)
     skip_page_bytes = block_size * 2 * first.num_kv_heads * first.head_size
     return PageRules(block_size, skip_page_bytes, None if state_page_bytes is None else skip_page_bytes)
+
+
+def _rules_of_cpu(stack: LayerStack, settings: PoolSettings) -> PageRules:
+    """Pages of skipped layers are left as they are, and made equal with the others (platforms/cpu.py:292, :533)."""
+    if stack.is_latent or stack.largest_state_bytes:
+        raise not_modelled(
+            "latent layers and recurrent states on a CPU, whose blocks and dtypes its instructions decide"
+        )
+    return PageRules(settings.block_size or CPU_BLOCK, None, None)
 
 
 def _model_elements(first: AttentionLayer) -> int:
@@ -238,4 +251,5 @@ def _largest_kernel_block(backend: Backend, limit_tokens: int) -> int:
     """The largest block within the limit; the smallest there is when none fits."""
     if backend is Backend.FLASHINFER:
         return next((block for block in FLASHINFER_BLOCKS if block <= limit_tokens), SMALLEST_BLOCK)
-    return max(SMALLEST_BLOCK, limit_tokens // SMALLEST_BLOCK * SMALLEST_BLOCK)
+    smallest = CPU_KERNEL_BLOCK if backend is Backend.CPU_ATTN else SMALLEST_BLOCK
+    return max(smallest, limit_tokens // smallest * smallest)

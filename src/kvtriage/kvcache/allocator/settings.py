@@ -70,11 +70,15 @@ class SpeculativeMethod(enum.StrEnum):
 
 
 class Backend(enum.StrEnum):
-    """The attention backend, as far as its block sizes matter. MLA layers have backends of their own."""
+    """The attention backend, as far as its block sizes matter. MLA layers have backends of their own.
+
+    CPU_ATTN stands for the platform too: on CPUs pages are not aligned beforehand, and no step is scheduled ahead.
+    """
 
     FLASH_ATTN = "FLASH_ATTN"
     FLASHINFER = "FLASHINFER"
     TRITON_ATTN = "TRITON_ATTN"
+    CPU_ATTN = "CPU_ATTN"
 
 
 class Layout(enum.StrEnum):

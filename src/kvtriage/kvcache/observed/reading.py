@@ -40,6 +40,7 @@ class Settings:
 
     version: str | None = None
     model: str | None = None
+    dtype: str | None = None
     max_model_len: int | None = None
     max_num_batched_tokens: int | None = None
     async_scheduling: bool | None = None
@@ -163,6 +164,7 @@ class _Reading:
 _KINDS: Mapping[str, type] = {
     "version": str,
     "model": str,
+    "dtype": str,
     "max_model_len": int,
     "max_num_batched_tokens": int,
     "async_scheduling": bool,
@@ -256,9 +258,11 @@ def _read_engine(found: re.Match[str], reading: _Reading) -> None:
         reading.begin()
     reading.state("version", found[1])
     pairs = read_pairs(found[2])
-    for theirs, ours in (("max_seq_len", "max_model_len"), ("model", "model"), ("kv_cache_dtype", "kv_cache_dtype")):
-        reading.state(ours, pairs.get(theirs))
+    reading.state("max_model_len", pairs.get("max_seq_len"))
     for key in (
+        "model",
+        "dtype",
+        "kv_cache_dtype",
         "tensor_parallel_size",
         "pipeline_parallel_size",
         "decode_context_parallel_size",
@@ -275,6 +279,8 @@ def _read_async(found: re.Match[str], reading: _Reading) -> None:
 
 def _read_tokens(found: re.Match[str], reading: _Reading) -> None:
     reading.kv_cache_tokens.append(_whole(found[1]))
+    if "CPU KV cache size" in found.string:
+        reading.state("attention_backend", "CPU_ATTN")
 
 
 def _read_concurrency(found: re.Match[str], reading: _Reading) -> None:

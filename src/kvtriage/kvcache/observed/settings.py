@@ -186,6 +186,8 @@ class _Resolving:
             "" if word != "auto" else "the model's own dtype" if auto == "auto" else f"{auto} by the checkpoint itself"
         )
         self.settings.append(Setting("kv_cache_dtype", word, origin, note))
+        if stored == "auto" and settings.dtype in ("torch.float32", "float32", "float"):
+            self.unknown.append("the model is served in float32, and pages of such a cache are not modelled")
         if stored not in CACHE_DTYPES:
             self.unknown.append(f"pages of kv_cache_dtype {stored[:40]} are not modelled")
         if CACHE_DTYPES.get(stored) is not CacheDtype.FP8:

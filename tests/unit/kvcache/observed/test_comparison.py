@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtriage.kvcache.allocator import Capacity
+from kvtriage.kvcache.allocator import Backend, Capacity
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
 from kvtriage.kvcache.observed.comparison import Comparison, Outcome, compare
 from kvtriage.kvcache.observed.reading import LOG, Observed, Reported, Settings, read_observed
@@ -85,6 +85,27 @@ def test_a_list_that_skips_nothing_is_not_taken_for_none() -> None:
     found = ask(NEW.replace("['sliding_window']", "['99']"))
     assert found.outcome is Outcome.UNKNOWN
     assert "skips nothing and lengthens the block" in found.because[0]
+
+
+def test_a_cpu_is_known_by_its_line() -> None:
+    """Blocks of 128 tokens, and one batch in flight, though no line says either."""
+    args = EngineArgs(max_model_len=32_768, attention_backend=Backend.CPU_ATTN)
+    capacity = reserve(SPEC, CachePolicy.fp8(24, Scaling.UNIT), args, 16 * GIB)
+    assert isinstance(capacity, Capacity)
+    printed = f"CPU KV cache size: {capacity.reported_tokens:,} tokens, "
+    text = NEW.replace("GPU KV cache size: 695,981 tokens, ", printed).replace("FLASH_ATTN attention", "no attention")
+    text = text.replace("21.24x", f"{capacity.max_concurrency:.2f}x").replace("['sliding_window']", "[]")
+    assert ask(text).outcome is Outcome.AGREES
+    assert ask(text.replace("CPU KV", "GPU KV")).outcome is Outcome.DIFFERS
+
+
+def test_a_cache_of_float32_is_not_taken_for_bf16() -> None:
+    text = NEW.replace("dtype=torch.bfloat16", "dtype=torch.float32").replace(
+        "kv_cache_dtype=fp8", "kv_cache_dtype=auto"
+    )
+    text = text.replace("'kv_cache_dtype': 'fp8', ", "").replace("Using fp8", "Using no")
+    assert ask(text).outcome is Outcome.UNKNOWN
+    assert "float32" in ask(text).because[0]
 
 
 def test_settings_that_would_explain_it_are_named() -> None:

@@ -22,6 +22,7 @@ def test_a_log_of_today() -> None:
     assert observed.settings == Settings(
         version="0.32.0",
         model="openai/gpt-oss-20b",
+        dtype="torch.bfloat16",
         max_model_len=32768,
         max_num_batched_tokens=8192,
         enable_prefix_caching=True,
