@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from xml.etree import ElementTree
 
 from hypothesis import given
@@ -30,6 +31,24 @@ def test_a_point_on_the_front_covers_others() -> None:
     text = draw_text(panel(Point(1, 5, "a", True), Point(1, 5, "b", False), Point(0, 0, "c", False)))
     assert text.splitlines()[1].endswith("#")
     assert "." in text.splitlines()[15]
+
+
+@given(st.integers(1, 10**12))
+def test_ticks_are_round_and_few(most: int) -> None:
+    labels = [text.text or "" for text in ElementTree.fromstring(draw_svg([panel(Point(1, most, "a", True))])).iter()]
+    ticks = [int(label.replace(",", "")) for label in labels if label.replace(",", "").isdigit()][:-2]
+    assert 2 <= len(ticks) <= 7
+    assert str(ticks[1]).strip("0") in ("1", "2", "5")
+    assert ticks[-1] <= most
+
+
+def test_the_front_is_a_staircase() -> None:
+    """Keeping one layer more costs the whole step: nothing lies on a slope between two policies."""
+    text = draw_svg([panel(Point(0, 10, "a", True), Point(4, 5, "b", True))])
+    found = re.search(r'points="([^"]+)"', text)
+    assert found is not None
+    (x0, _), (x1, y1), (_, y2) = (corner.split(",") for corner in found[1].split())
+    assert (x0, y1) == (x1, y2)
 
 
 @given(POINTS, st.text(max_size=20))
