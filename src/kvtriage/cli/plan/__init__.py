@@ -7,6 +7,7 @@ model         the config.json, wherever it lies
 question      what was typed, with every open value filled in
 answer        all there is to say, worked out once
 rows          the answer as rows of words, for text and for Markdown
+paragraphs    text in 80 columns
 as_text, engine_text, as_markdown, as_json   its three forms
 sweep, plot   --sweep
 against       --against

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
 
+from kvtriage.cli.plan.as_markdown import escape, table
+from kvtriage.cli.plan.paragraphs import hanging, wrap
 from kvtriage.cli.terminal import one_line
 from kvtriage.errors import DataError
 from kvtriage.kvcache.observed.comparison import Comparison, Figure, Outcome
@@ -18,7 +19,6 @@ from kvtriage.kvcache.observed.settings import Origin, Setting
 __all__ = ["EXIT_CODES", "load_observed", "render_comparison", "render_comparison_json", "render_comparison_markdown"]
 
 LINE_LIMIT_BYTES = 2**16
-WIDTH = 80
 EXIT_CODES: Mapping[Outcome, int] = {Outcome.AGREES: 0, Outcome.DIFFERS: 1, Outcome.UNKNOWN: 3}
 ORIGINS: Mapping[Origin, str] = {
     Origin.FILE: "the file",
@@ -64,7 +64,7 @@ def _lines(file: BinaryIO) -> Iterator[str]:
 def render_comparison(path: Path, observed: Observed, comparison: Comparison) -> str:
     """Settings and where each comes from, predicted beside reported, and what explains a difference."""
     parts = [
-        textwrap.fill(f"{_source(observed)}, {one_line(path.name)}{_serving(observed)}", WIDTH),
+        wrap(f"{_source(observed)}, {one_line(path.name)}{_serving(observed)}"),
         "What the engine was told\n" + "\n".join(map(_setting_row, comparison.settings)),
     ]
     if comparison.figures:
@@ -87,9 +87,11 @@ def _serving(observed: Observed) -> str:
 
 
 def _setting_row(setting: Setting) -> str:
-    origin = ORIGINS[setting.origin] + (f": {setting.note}" if setting.note else "")
-    text = f"{setting.name:<28} {one_line(setting.value):<16} {one_line(origin)}"
-    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent=" " * 6)
+    return hanging(f"  {setting.name:<28} {one_line(setting.value):<16} ", _origin(setting))
+
+
+def _origin(setting: Setting) -> str:
+    return one_line(ORIGINS[setting.origin] + (f": {setting.note}" if setting.note else ""))
 
 
 def _figure_text(figure: Figure) -> str:
@@ -116,7 +118,7 @@ def _changes(comparison: Comparison) -> Iterator[str]:
 
 
 def _bullet(text: str) -> str:
-    return textwrap.fill(one_line(text), WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+    return hanging("- ", one_line(text))
 
 
 # --- other forms ------------------------------------------------------------------------
@@ -141,22 +143,16 @@ def render_comparison_json(observed: Observed, comparison: Comparison) -> str:
 
 def render_comparison_markdown(observed: Observed, comparison: Comparison) -> str:
     """Two tables and a list, for a ticket."""
-    lines = [f"**{VERDICTS[comparison.outcome]}**", "", "| figure | predicted | reported | |", "|---|---:|---:|---|"]
-    lines += [
-        f"| {figure.name} | {_predicted(figure)} | {_number(figure.reported)} "
-        f"| {'agrees' if figure.agrees else 'differs'} |"
-        for figure in comparison.figures
-    ]
-    lines += ["", "| setting | value | from |", "|---|---|---|"]
-    lines += [
-        f"| {setting.name} | {_cell(setting.value)} | {_cell(ORIGINS[setting.origin], setting.note)} |"
-        for setting in comparison.settings
-    ]
+    parts = [f"**{VERDICTS[comparison.outcome]}**"]
+    if comparison.figures:
+        figures = (
+            (each.name, _predicted(each), _number(each.reported), "agrees" if each.agrees else "differs")
+            for each in comparison.figures
+        )
+        parts.append(table(("figure", "predicted", "reported", ""), figures))
+    settings = ((each.name, one_line(each.value), _origin(each)) for each in comparison.settings)
+    parts.append(table(("setting", "value", "from"), settings))
     said = [*comparison.because, *(f"they would agree with {words}" for words in _changes(comparison))]
     if said:
-        lines += ["", *(f"- {_cell(sentence)}" for sentence in said)]
-    return "\n".join(lines) + "\n"
-
-
-def _cell(*texts: str) -> str:
-    return ": ".join(one_line(text).replace("|", "\\|") for text in texts if text)
+        parts.append("\n".join(f"- {escape(one_line(sentence))}" for sentence in said))
+    return "\n\n".join(parts) + "\n"

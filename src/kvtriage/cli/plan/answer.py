@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvtriage.cli.plan.engine_flags import EngineFlags
+from kvtriage.cli.plan.engine_flags import AUTO_LENGTH, EngineFlags
 from kvtriage.errors import UnsupportedModel
 from kvtriage.kvcache.allocator import Capacity, Refusal
 from kvtriage.kvcache.allocator.ranks import TensorParallelFacts, tensor_parallel_facts
@@ -19,7 +19,7 @@ from kvtriage.kvcache.prices.gain import GainPoint, gain_curve
 from kvtriage.kvcache.server_args import vllm_args
 from kvtriage.kvcache.skip_words import find_starting_flags
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.kvcache.support.findings import Finding
+from kvtriage.kvcache.support.findings import Finding, Severity
 from kvtriage.kvcache.support.gpus import Gpu
 from kvtriage.kvcache.support.memory_band import MemoryBand
 
@@ -116,6 +116,16 @@ class PlanAnswer:
     way_out: tuple[str, ...]
     ranks: TensorParallelFacts | None
 
+    @property
+    def refused_by(self) -> tuple[Finding, ...]:
+        """What the GPU or its attention backends cannot do."""
+        return tuple(each for each in self.question.findings if each.severity is Severity.REFUSED)
+
+    @property
+    def starts(self) -> bool:
+        """Whether vLLM would serve this policy, as far as is known here."""
+        return self.refusal is None and self.question.declared.refused is None and not self.refused_by
+
 
 def answer(question: Question) -> PlanAnswer:
     """Everything about one policy. Never raises for what the engine refuses: that is part of the answer."""
@@ -141,7 +151,7 @@ def serve_words(question: Question) -> tuple[str, ...]:
     words = list(vllm_args(question.policy, question.spec, None, question.native_dtype))
     if question.memory is not None or question.typed.max_model_len is not None:
         length = question.args.max_model_len
-        words += ["--max-model-len", "auto" if length == -1 else str(length)]
+        words += ["--max-model-len", "auto" if length == AUTO_LENGTH else str(length)]
     return (*words, *question.typed.words(named=frozenset(words)))
 
 
@@ -195,16 +205,19 @@ def _explain(question: Question, policy: CachePolicy, memory: Memory) -> Explana
 
 
 def _skip_costs(question: Question, plain: CachePolicy, available_bytes: int) -> tuple[SkipCost, ...]:
-    """As asked; with small batches and one of them in flight; and that with the longest requests the model reads."""
+    """As asked; with small batches and one of them in flight; and that with the longest requests the model reads.
+
+    Before 0.21 the line does not depend on them: then as asked alone.
+    """
     policy = question.policy
     if policy in (plain, CachePolicy.native(policy.num_layers)):
         return ()
     args = question.args
     lean = replace(args, async_scheduling=False, max_num_batched_tokens=min(SMALL_BATCH, args.max_num_batched_tokens))
-    found = (
-        _skip_cost(question.spec, policy, plain, each, available_bytes)
-        for each in dict.fromkeys((args, lean, replace(lean, max_model_len=question.spec.max_model_len)))
-    )
+    settings = [args]
+    if args.version.derives_tokens_from_concurrency:
+        settings += [lean, replace(lean, max_model_len=question.spec.max_model_len)]
+    found = (_skip_cost(question.spec, policy, plain, each, available_bytes) for each in dict.fromkeys(settings))
     return tuple(cost for cost in found if cost is not None)
 
 

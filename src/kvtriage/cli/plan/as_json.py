@@ -40,7 +40,7 @@ def plan_json(answer: PlanAnswer) -> Json:
         "policy": {"formats": list(policy.encode()), "skip_layers": list(policy.skip_layers)},
         "contexts": list(question.contexts),
         "worksheet": asdict(answer.worksheet),
-        "capacity": None if question.memory is None else _capacity(question, question.memory.available_bytes),
+        "capacity": _capacity(question),
         "engine": _engine(answer),
         "findings": [asdict(finding) for finding in question.findings],
         "tensor_parallel": None if answer.ranks is None else _ranks(answer.ranks),
@@ -49,9 +49,16 @@ def plan_json(answer: PlanAnswer) -> Json:
     }
 
 
-def _capacity(question: Question, memory_bytes: int) -> Json:
-    """Tokens of whole sequences that fit by the worksheet, for each context length that was asked for."""
-    spec = question.spec
+def _capacity(question: Question) -> Json | None:
+    """Tokens of whole sequences that fit by the worksheet, for each context length that was asked for.
+
+    None on several GPUs: the worksheet is of the whole model, and the memory that of each.
+    """
+    spec, args = question.spec, question.args
+    num_gpus = args.tensor_parallel_size * args.pipeline_parallel_size
+    if question.memory is None or num_gpus > 1:
+        return None
+    memory_bytes = question.memory.available_bytes
     policies = {
         "bf16_tokens": CachePolicy.native(spec.num_layers),
         "fp8_tokens": CachePolicy.fp8(spec.num_layers, Scaling.UNIT),

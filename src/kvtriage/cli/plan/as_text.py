@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from kvtriage.cli.plan.answer import PlanAnswer, Question, serve_words
 from kvtriage.cli.plan.engine_text import render_engine
-from kvtriage.kvcache.allocator.ranks import TensorParallelFacts
+from kvtriage.cli.plan.paragraphs import bullet, indented, wrap
+from kvtriage.cli.plan.rows import announced, rank_lines
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.price import LayerPrice, Worksheet, price_layers
 from kvtriage.kvcache.spec import CacheSpec, IndexKeys, LayerKind, LayerSpec, SideCache, StateTensor
-from kvtriage.kvcache.support.findings import Severity
+from kvtriage.kvcache.support.findings import Finding, Severity
 from kvtriage.units import format_bytes, format_tokens
 
 __all__ = ["describe_layers", "render_plan"]
 
-WIDTH = 80
 
+def render_plan(answer: PlanAnswer, *, in_full: bool = False) -> str:
+    """The answer first: whether the engine starts and what it prints; then why, what else, and what to paste.
 
-def render_plan(answer: PlanAnswer) -> str:
-    """The whole answer, paragraph by paragraph."""
-    question = answer.question
+    `in_full` adds where every byte goes.
+    """
+    question, engine = answer.question, answer.engine
     spec, policy, contexts = question.spec, question.policy, question.contexts
-    parts = [_model_text(spec)]
-    if spec.assumed:
-        parts.append("config.json does not state, and this assumes:\n" + "\n".join(map(_bullet, spec.assumed)))
-    parts += _declared_text(question)
-    parts.append(f"Held by {_batch(contexts)}\n{_worksheet_table(spec, policy, contexts)}")
-    parts.append(_conclusion(policy, answer.worksheet))
-    if question.memory is not None and question.said:
-        parts.append("Of what was not typed this assumes:\n" + "\n".join(map(_bullet, question.said)))
+    parts = [_model_text(spec), *_refused(answer, in_full=in_full), *_line(answer)]
     if answer.unmodelled is not None:
-        parts.append(_wrap(f"The engine's own figures cannot be told: {answer.unmodelled}."))
-    if answer.engine is not None:
-        parts += render_engine(question, answer.engine)
+        parts.append(wrap(f"The engine's own figures cannot be told: {answer.unmodelled}."))
+    if engine is None or in_full or len(contexts) > 1:
+        parts.append(f"Held by {_batch(contexts)}\n{_worksheet_table(spec, policy, contexts)}")
+        parts.append(_conclusion(policy, answer.worksheet))
+    if engine is not None:
+        parts += render_engine(answer, engine, in_full=in_full)
     if answer.ranks is not None:
-        parts.append(_ranks_text(answer.ranks))
-    parts += _warnings(answer)
-    parts.append(_serving_text(question))
+        ranks = "\n".join(map(bullet, rank_lines(answer.ranks)))
+        parts.append(f"On each of {answer.ranks.tensor_parallel} ranks\n{ranks}")
+    parts += _declared_text(question)
+    if assumed := (*spec.assumed, *(() if question.memory is None else question.said)):
+        parts.append("Neither config.json nor a flag says so; assumed:\n" + "\n".join(map(bullet, assumed)))
+    parts += _notes(answer, in_full=in_full)
+    if answer.starts:
+        parts.append(_serving_text(question))
+    parts += _more(answer, in_full=in_full)
     return "\n\n".join(parts) + "\n"
 
 
@@ -59,7 +62,7 @@ def _model_text(spec: CacheSpec) -> str:
     if spec.draft_layers:
         lines.append(f"a drafter of {_count(len(spec.draft_layers), 'layer')}, used where the engine speculates")
     lines.append(f"contexts up to {format_tokens(spec.max_model_len)} tokens")
-    return "\n".join(_wrap(line) for line in lines)
+    return "\n".join(wrap(line) for line in lines)
 
 
 def describe_layers(spec: CacheSpec) -> str:
@@ -106,7 +109,7 @@ def _has_beside(layer: LayerSpec, kind: type[SideCache]) -> bool:
 
 
 def _declared_text(question: Question) -> list[str]:
-    """Said where `auto` is not the model's own dtype, or where the checkpoint cannot be served."""
+    """Said where `auto` is not the model's own dtype."""
     declared = question.declared
     lines = []
     if declared.cache_dtype != "auto":
@@ -114,10 +117,8 @@ def _declared_text(question: Question) -> list[str]:
             f"This checkpoint switches --kv-cache-dtype auto to {declared.cache_dtype} by itself: {declared.because}. "
             "An explicit dtype wins."
         )
-    if declared.refused is not None:
-        lines.append(f"vLLM does not load this checkpoint: {declared.refused}.")
     lines += [f"{said[:1].upper()}{said[1:]}." for said in declared.said]
-    return ["\n".join(map(_wrap, lines))] if lines else []
+    return ["\n".join(map(wrap, lines))] if lines else []
 
 
 def _batch(contexts: Sequence[int]) -> str:
@@ -188,58 +189,66 @@ def _conclusion(policy: CachePolicy, worksheet: Worksheet) -> str:
         over = worksheet.scale_bytes_over_per_tensor
         compared = f", {over:,} more than per tensor" if over else ""
         lines.append(f"Scales take {worksheet.scale_bytes:,} bytes{compared}; they do not grow with the context.")
-    return "\n".join(_wrap(line) for line in lines)
+    return "\n".join(wrap(line) for line in lines)
 
 
 def _count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _ranks_text(ranks: TensorParallelFacts) -> str:
-    """What one rank holds, kind by kind."""
-    lines = [f"On each of {ranks.tensor_parallel} ranks"]
-    for alike in ranks.layers:
-        held = []
-        if alike.num_kv_heads:
-            shared = f", each on {alike.copies} ranks" if alike.copies > 1 else ""
-            held.append(f"{alike.rank_kv_heads} of {_count(alike.num_kv_heads, 'KV head')}{shared}")
-        if alike.kind is LayerKind.LATENT:
-            held = ["the whole latent, which is not divided"]
-        if alike.state_bytes:
-            held.append(f"{format_bytes(alike.state_bytes)} of state")
-        if alike.index_position_bytes:
-            held.append("all keys of the index")
-        lines.append(_bullet(f"{_count(alike.num_layers, f'{alike.kind} layer')}: {', '.join(held)}"))
-    lines.append(
-        _bullet(f"scales: {ranks.per_head_scale_bytes:,} bytes per head, {ranks.per_tensor_scale_bytes:,} per tensor")
-    )
+def _line(answer: PlanAnswer) -> Iterator[str]:
+    if (said := announced(answer)) is not None:
+        heading, lines = said
+        yield "\n".join([heading, *map(indented, lines)])
+
+
+def _refused(answer: PlanAnswer, *, in_full: bool) -> Iterator[str]:
+    """Why the engine would not start, with the flags with which it would."""
+    if answer.refusal is not None:
+        said = wrap(f"vLLM would not start ({answer.refusal.error_type}): {answer.refusal.detail}.")
+        yield "\n".join([said, *(["It would with", *map(bullet, answer.way_out)] if answer.way_out else [])])
+    if answer.question.declared.refused is not None:
+        yield wrap(f"vLLM does not load this checkpoint: {answer.question.declared.refused}.")
+    for finding in answer.refused_by:
+        yield _finding_text("vLLM would not start", finding, in_full=in_full)
+
+
+def _notes(answer: PlanAnswer, *, in_full: bool) -> Iterator[str]:
+    """What is known to go wrong, and what is good to know."""
+    for note in answer.question.notes:
+        yield wrap(f"Note: {note}.")
+    for finding in answer.question.findings:
+        if finding.severity is not Severity.REFUSED:
+            said = "Warning" if finding.severity is Severity.WARNED else "Note"
+            yield _finding_text(said, finding, in_full=in_full)
+
+
+def _finding_text(said: str, finding: Finding, *, in_full: bool) -> str:
+    lines = [wrap(f"{said}: {finding.sentence}.")]
+    if finding.hint:
+        lines.append(bullet(f"hint: {finding.hint}"))
+    if in_full:
+        lines.append(bullet(f"source: {finding.source}"))
     return "\n".join(lines)
 
 
-def _warnings(answer: PlanAnswer) -> Iterator[str]:
-    """What the engine refuses, and what is known to go wrong, each with its reason and its way out."""
-    if answer.refusal is not None:
-        refusal = answer.refusal
-        yield _wrap(f"vLLM would not start ({refusal.error_type}): {refusal.detail}.")
-        if answer.way_out:
-            yield "It would with\n" + "\n".join(_bullet(flag) for flag in answer.way_out)
-    for note in answer.question.notes:
-        yield _wrap(f"Note: {note}.")
-    for finding in answer.question.findings:
-        said = {Severity.REFUSED: "Refused", Severity.WARNED: "Warning", Severity.SAID: "Note"}[finding.severity]
-        hint = f" To do: {finding.hint}." if finding.hint else ""
-        yield _wrap(f"{said}: {finding.sentence} ({finding.source}).{hint}")
+def _more(answer: PlanAnswer, *, in_full: bool) -> Iterator[str]:
+    """What else could be asked."""
+    if answer.engine is not None and not in_full:
+        yield "--explain says where every byte goes."
+    if answer.question.memory is None and answer.starts and answer.unmodelled is None:
+        yield wrap("With --memory, or --gpu and --weights-gib, it says what vLLM will report.")
 
 
 def _serving_text(question: Question) -> str:
     policy = question.policy
     lines = []
     if policy.skip_layers and not policy.is_native:
-        lines.append(_wrap(f"In BF16: layers {_ranges(policy.skip_layers)}"))
+        noun = "layer" if len(policy.skip_layers) == 1 else "layers"
+        lines.append(wrap(f"In BF16: {noun} {_ranges(policy.skip_layers)}"))
     calibrated = policy.scaling in (Scaling.PER_TENSOR, Scaling.PER_HEAD)
     lines.append("vllm serve, with a checkpoint that holds the scales:" if calibrated else "vllm serve:")
-    flags = " ".join(serve_words(question))
-    lines.append(textwrap.fill(flags, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
+    lines.append(indented(" ".join(serve_words(question))))
     if question.typed.layout is not None:
         lines.append(f"  in an environment with VLLM_KV_CACHE_LAYOUT={question.typed.layout}")
     return "\n".join(lines)
@@ -249,11 +258,3 @@ def _ranges(layers: Sequence[int]) -> str:
     """(0, 5, 7, 8, 9) to '0, 5, 7-9'."""
     runs = [[idx for _, idx in run] for _, run in groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def _wrap(text: str) -> str:
-    return textwrap.fill(text, WIDTH)
-
-
-def _bullet(text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    ")

@@ -17,11 +17,10 @@ from kvtriage.cli.plan.engine_flags import EngineFlags, engine_options
 from kvtriage.cli.plan.model import load_model
 from kvtriage.cli.plan.question import Asked, open_question
 from kvtriage.cli.plan.words import NATIVE, parse_memories, parse_skip
-from kvtriage.errors import StudyError, UnsupportedModel
+from kvtriage.errors import ModelError, StudyError, UnsupportedModel
 from kvtriage.files import write_atomic, writing
 from kvtriage.kvcache.allocator import Reason, Refusal
 from kvtriage.kvcache.policy import Scaling
-from kvtriage.kvcache.support.findings import Severity
 
 __all__ = ["plan_command"]
 
@@ -68,6 +67,7 @@ __all__ = ["plan_command"]
 @click.option("--sweep", "is_sweep", is_flag=True, help="Price every skip that is easily said, over lists.")
 @click.option("--set", "sets", multiple=True, metavar="LAYERS", help="Another set of layers to skip, with --sweep.")
 @click.option("--svg", metavar="FILE", type=click.Path(path_type=Path), help="Also draw the sweep.")
+@click.option("--explain", is_flag=True, help="Say where every byte goes, and all that other settings would do.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown for a ticket.")
 @click.option(
@@ -92,6 +92,7 @@ def plan_command(
     is_sweep: bool,
     sets: tuple[str, ...],
     svg: Path | None,
+    explain: bool,
     as_json: bool,
     as_markdown: bool,
     cases: Path | None,
@@ -100,10 +101,12 @@ def plan_command(
 
     No weights are needed. Given the memory for the cache, it says what vLLM will report at its start, and why.
 
+    Exit codes: 0 done, 2 bad input, or vLLM would not start; --against has 0 agrees, 1 differs, 3 cannot be told.
+
     \b
     Examples:
       kvtriage plan demo:gemma3-270m --context 32768 --skip sliding_window --memory 4GiB
-      kvtriage plan gpt-oss-20b/ --gpu h100-80g --weights-gib 13
+      kvtriage plan gpt-oss-20b/ --gpu h100-80g --weights-gib 13 --max-model-len 32768
       kvtriage plan gpt-oss-20b/ --sweep --memory 16GiB --context 8192,32768
       kvtriage plan gpt-oss-20b/ --against server.log
     """
@@ -117,6 +120,8 @@ def plan_command(
         raise click.UsageError("Missing argument 'MODEL'.")
     if (sets or svg is not None) and not is_sweep:
         raise click.UsageError("--set and --svg belong to --sweep.")
+    if explain and (is_sweep or against is not None):
+        raise click.UsageError("--explain is about one policy: leave out --sweep and --against.")
     asked = Asked(contexts, skip, scaling, memories, gpu, weights_gib, utilization, engine)
     if against is not None:
         if is_sweep:
@@ -124,7 +129,7 @@ def plan_command(
         return _compare(model, asked, against, form, says_policy=bool(_typed(ctx) & {"skip", "scaling"}))
     if is_sweep:
         return _sweep(model, asked, sets, svg, form)
-    return _plan(model, asked, form)
+    return _plan(model, asked, form, in_full=explain)
 
 
 def _typed(ctx: click.Context) -> frozenset[str]:
@@ -137,8 +142,8 @@ def _typed(ctx: click.Context) -> frozenset[str]:
 # --- one policy -------------------------------------------------------------------------
 
 
-def _plan(model: str, asked: Asked, form: str) -> int:
-    """Everything is printed first; what vLLM would refuse is an error all the same."""
+def _plan(model: str, asked: Asked, form: str, *, in_full: bool) -> int:
+    """What can be said is printed first; what vLLM would refuse is an error all the same."""
     config, hf_quant_config = load_model(model)
     found = answer(open_question(config, hf_quant_config, asked))
     match form:
@@ -149,11 +154,11 @@ def _plan(model: str, asked: Asked, form: str) -> int:
         case "markdown":
             from kvtriage.cli.plan.as_markdown import render_markdown
 
-            click.echo(render_markdown(found), nl=False)
+            click.echo(render_markdown(found, in_full=in_full), nl=False)
         case _:
             from kvtriage.cli.plan.as_text import render_plan
 
-            click.echo(render_plan(found), nl=False)
+            click.echo(render_plan(found, in_full=in_full), nl=False)
     _raise_refusal(found)
     return 0
 
@@ -166,9 +171,13 @@ def _raise_refusal(found: PlanAnswer) -> None:
         )
     if found.refusal is not None:
         raise StudyError(f"vLLM would not start: {found.refusal.detail}", hint=_way_out(found, found.refusal))
-    for finding in found.question.findings:
-        if finding.severity is Severity.REFUSED:
-            raise StudyError(f"vLLM would not start: {finding.sentence}", hint=finding.hint)
+    if found.question.declared.refused is not None:
+        raise ModelError(
+            f"vLLM does not load this checkpoint: {found.question.declared.refused}",
+            hint="ask about another checkpoint of the model; what the cache would hold is above",
+        )
+    for finding in found.refused_by:
+        raise StudyError(f"vLLM would not start: {finding.sentence}", hint=finding.hint)
 
 
 def _way_out(found: PlanAnswer, refusal: Refusal) -> str:
@@ -176,7 +185,9 @@ def _way_out(found: PlanAnswer, refusal: Refusal) -> str:
         return f"it would with {' or '.join(found.way_out)}"
     if refusal.reason in (Reason.REQUEST, Reason.MEMORY, Reason.LENGTH):
         return "give it more --memory, a lower --max-model-len, or --max-model-len auto for the longest that fits"
-    return "ask for another policy, or for other flags"
+    if refusal.reason in (Reason.HEADS, Reason.CONTEXT_PARALLEL, Reason.STAGES):
+        return "choose other numbers of GPUs: --tensor-parallel-size, --pipeline-parallel-size and their like"
+    return "leave out the flag that the reason names, or choose other layers to skip"
 
 
 # --- other questions --------------------------------------------------------------------

@@ -14,7 +14,7 @@ from kvtriage.errors import StudyError
 from kvtriage.kvcache.allocator import LAYOUT_ALIASES, Backend, HybridManager, Layout, MambaDtype, SpeculativeMethod
 from kvtriage.kvcache.versions import EngineVersion
 
-__all__ = ["EngineFlags", "engine_options"]
+__all__ = ["AUTO_LENGTH", "EngineFlags", "engine_options"]
 
 LONGEST = 2**40
 WIDEST = 2**20

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvtriage.cli.plan.answer import Memory, Question
-from kvtriage.cli.plan.engine_flags import EngineFlags
+from kvtriage.cli.plan.engine_flags import AUTO_LENGTH, EngineFlags
 from kvtriage.cli.plan.words import build_policy, parse_contexts, parse_memories, parse_skip, parse_weights
-from kvtriage.errors import StudyError
-from kvtriage.kvcache.allocator import Backend, SpeculativeMethod
+from kvtriage.errors import StudyError, UnsupportedModel
+from kvtriage.kvcache.allocator import Backend, Refusal, SpeculativeMethod
 from kvtriage.kvcache.declared import DeclaredCache, read_declared_cache, read_model_dtype
-from kvtriage.kvcache.engine_args import EngineArgs
+from kvtriage.kvcache.engine_args import EngineArgs, reserve
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.readers import read_cache_spec
 from kvtriage.kvcache.server_args import skip_entries
@@ -44,7 +44,7 @@ class Asked:
 def open_question(config: Mapping[str, object], hf_quant_config: Mapping[str, object] | None, asked: Asked) -> Question:
     """Raises StudyError and BadInput for options that make no sense, ModelError for the config."""
     spec = read_cache_spec(config)
-    contexts = parse_contexts(asked.contexts, spec)
+    contexts = _contexts(spec, asked)
     gpu = None if asked.gpu is None else find_gpu(asked.gpu)
     skip = () if asked.skip is None else parse_skip(asked.skip, spec)
     scaling, chosen = _scaling(spec, skip, gpu, asked)
@@ -52,6 +52,8 @@ def open_question(config: Mapping[str, object], hf_quant_config: Mapping[str, ob
     declared = read_declared_cache(config, hf_quant_config)
     args, said = _engine_args(spec, policy, contexts if asked.contexts else (), gpu, asked.engine, declared)
     memory = _memory(asked, gpu, args)
+    if args.max_model_len == AUTO_LENGTH and not asked.contexts and memory is not None:
+        contexts = _longest_that_fits(spec, policy, args, memory) or contexts
     serving = Serving(
         backend=None if asked.engine.attention_backend is None else asked.engine.attention_backend.value,
         declared=declared,
@@ -75,6 +77,14 @@ def open_question(config: Mapping[str, object], hf_quant_config: Mapping[str, ob
 
 def _has_bfloat16(gpu: Gpu | None) -> bool:
     return gpu is None or gpu.platform is not Platform.CUDA or gpu.sm >= 80
+
+
+def _contexts(spec: CacheSpec, asked: Asked) -> tuple[int, ...]:
+    """As typed; else one request as long as the server takes. What `auto` comes to follows from the memory."""
+    length = asked.engine.max_model_len
+    if asked.contexts or length in (None, AUTO_LENGTH):
+        return parse_contexts(asked.contexts, spec)
+    return (min(length, spec.max_model_len),)
 
 
 def _scaling(spec: CacheSpec, skip: tuple[int, ...], gpu: Gpu | None, asked: Asked) -> tuple[str, tuple[str, ...]]:
@@ -119,7 +129,7 @@ def _max_model_len(spec: CacheSpec, contexts: Sequence[int], flags: EngineFlags,
         because = "the longest --context" if contexts else "the longest that the model reads"
         said.append(f"max_model_len = {longest:,} ({because})")
         return longest
-    if length == -1:
+    if length == AUTO_LENGTH:
         return length
     if length > spec.max_model_len:
         raise StudyError(
@@ -172,6 +182,17 @@ def _skip_notes(spec: CacheSpec, policy: CachePolicy) -> tuple[str, ...]:
     if policy.is_native or not policy.skip_layers:
         return ()
     return read_skip_words(skip_entries(policy, spec), spec).said
+
+
+def _longest_that_fits(
+    spec: CacheSpec, policy: CachePolicy, args: EngineArgs, memory: Memory
+) -> tuple[int, ...] | None:
+    """What --max-model-len auto comes to; None where nothing fits, or where that is not modelled."""
+    try:
+        outcome = reserve(spec, policy, args, memory.available_bytes)
+    except UnsupportedModel:
+        return None
+    return None if isinstance(outcome, Refusal) else (outcome.max_model_len,)
 
 
 # --- the memory -------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from dataclasses import asdict, dataclass
 from kvtriage.cli.plan.answer import Question
 from kvtriage.cli.plan.as_json import Json, args_json, refusal_json
 from kvtriage.cli.plan.as_markdown import table
+from kvtriage.cli.plan.paragraphs import bullet, hanging, wrap
 from kvtriage.cli.plan.plot import Panel, Point, draw_text
 from kvtriage.cli.plan.rows import Row
 from kvtriage.errors import StudyError
@@ -29,7 +29,6 @@ __all__ = [
     "sweep_panels",
 ]
 
-WIDTH = 80
 MOST_ROWS = 1_000_000
 NAMES_SHOWN = 3
 
@@ -82,7 +81,7 @@ def render_sweep(found: Sweep) -> str:
     """For every context and memory: the front as a table, a plot of everything, and what was refused."""
     parts = [f"{found.spec.model_type}: {found.num_policies} policies, vLLM {found.args.version}"]
     if found.said:
-        parts.append("\n".join(_bullet(f"assumed: {each}") for each in found.said))
+        parts.append("\n".join(bullet(f"assumed: {each}") for each in found.said))
     for server in found.servers:
         parts.append(_server_text(found, server))
     return "\n\n".join(parts) + "\n"
@@ -100,7 +99,7 @@ def _server_text(found: Sweep, server: tuple[int, int]) -> str:
     lines += _refused(rows)
     if any(row.gains_by_skipping for row in rows):
         names = [row.name for row in rows if row.gains_by_skipping]
-        lines.append(_wrap(f"More tokens than all FP8, against the worksheet: {_some(names)}."))
+        lines.append(wrap(f"More tokens than all FP8, against the worksheet: {_some(names)}."))
     return "\n".join(lines)
 
 
@@ -117,10 +116,7 @@ def _front_row(point: FrontPoint) -> Row:
 
 def _columns(row: Row) -> str:
     start = f"  {row[0]:>8}{row[1]:>14}{row[2]:>10}{row[3]:>12}  "
-    return (
-        textwrap.fill(row[4], WIDTH, initial_indent=start, subsequent_indent=" " * len(start), break_long_words=False)
-        or start.rstrip()
-    )
+    return hanging(start, row[4])
 
 
 def _some(names: Sequence[str]) -> str:
@@ -135,15 +131,7 @@ def _refused(rows: Sequence[SweepRow]) -> Iterator[str]:
         hit = [row for row in rows if row.refusal is not None and row.refusal.reason is reason]
         refusal = hit[0].refusal
         detail = "" if refusal is None else refusal.detail
-        yield _wrap(f"Refused, {count} of {len(rows)}: {_some([row.name for row in hit])}. {detail}.")
-
-
-def _wrap(text: str) -> str:
-    return textwrap.fill(text, WIDTH)
-
-
-def _bullet(text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        yield wrap(f"vLLM would not start with {count} of {len(rows)} ({_some([row.name for row in hit])}): {detail}.")
 
 
 # --- a plot -----------------------------------------------------------------------------

@@ -51,6 +51,11 @@ def test_without_memory_there_is_no_capacity() -> None:
     assert answer["engine"]["refusal"] is None
 
 
+def test_on_several_gpus_the_worksheets_capacity_is_not_told() -> None:
+    """Its bytes are the model's and the memory is one GPU's."""
+    assert read(engine=EngineFlags(tensor_parallel_size=2))["capacity"] is None
+
+
 def test_the_engines_figures() -> None:
     engine = read(skip="sliding_window")["engine"]
     assert [engine[name]["capacity"]["reported_tokens"] for name in ("bf16", "fp8", "policy")] == [

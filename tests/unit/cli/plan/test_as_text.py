@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from kvtriage.cli.plan.answer import PlanAnswer
 from kvtriage.cli.plan.as_text import describe_layers, render_plan
 from kvtriage.cli.plan.engine_flags import EngineFlags
 from kvtriage.cli.plan.rows import CAUSES
@@ -25,6 +26,10 @@ def text_of(config: Mapping[str, object] = GPT_OSS_20B, **how: Any) -> str:
     return render_plan(answer_of(config, asked(**how)))
 
 
+def story() -> PlanAnswer:
+    return answer_of(GPT_OSS_20B, asked(skip="sliding_window"))
+
+
 def flat(text: str) -> str:
     return " ".join(text.split())
 
@@ -32,7 +37,7 @@ def flat(text: str) -> str:
 def test_the_three_prices_and_the_line_of_gpt_oss() -> None:
     text = text_of(skip="sliding_window")
     for row in (
-        "its own bytes 771.0 MiB 385.5 MiB 387.0 MiB",
+        "held in decode 771.0 MiB 385.5 MiB 387.0 MiB",
         "reserved for it 1,155.4 MiB 577.7 MiB 771.4 MiB",
         "reported tokens 464,665 929,341 695,981",
         "32,768 / 8,192 / async 929,341 695,981 25.1% 0.4%",
@@ -44,7 +49,62 @@ def test_the_three_prices_and_the_line_of_gpt_oss() -> None:
 
 def test_why_the_line_loses_more_than_the_bytes() -> None:
     text = flat(text_of(skip="sliding_window"))
-    assert "it reserves for the 16,384 tokens in flight too, and in BF16 each of those takes twice the bytes" in text
+    assert "it reserves for the tokens in flight too (16,384, or the whole request where that is shorter)" in text
+    assert "in BF16 each of those takes twice the bytes" in text
+
+
+def test_the_first_screen_is_the_answer() -> None:
+    screen = text_of(skip="sliding_window").splitlines()[:24]
+    for word in ("GPU KV cache size: 695,981", "reserved for it", "929,341", "25.1%    0.4%", " 1.6%"):
+        assert any(word in line for line in screen), word
+
+
+def test_every_byte_is_explained_on_demand() -> None:
+    short, long = text_of(skip="sliding_window"), flat(render_plan(story(), in_full=True))
+    for row in (
+        "K and V of 32,768 tokens 387.0 MiB 1,387,263",
+        "+ tokens in flight 384.0 MiB -690,912",
+        "= reported 695,981",
+        "blocks reserved 3,081 3,081 2,057",
+        "source: platforms/cuda.py",
+    ):
+        assert row in long
+        assert row not in flat(short)
+    assert "--explain says where every byte goes." in short
+    assert long.count("+33.1%") == 2
+
+
+def test_what_is_refused_prints_no_line_and_nothing_to_paste() -> None:
+    """Also where the backends refuse what the allocator would take."""
+    for text in (text_of(skip="1"), text_of(gpu="a100-80g", scaling="per_head")):
+        assert flat(text).count("vLLM would not start") == 1
+        assert text.index("vLLM would not start") < text.index("held in decode")
+        assert "GPU KV cache size" not in text
+        assert "vllm serve" not in text
+
+
+def test_a_release_whose_line_ignores_the_settings_is_told_one_price_of_the_skip() -> None:
+    text = text_of(skip="sliding_window", engine=EngineFlags(version=EngineVersion(0, 20)))
+    assert flat(text).count(" 50.0% ") == 1
+    assert "Fewer in flight" not in text
+    assert "At its start vLLM 0.20.0 may print (it is modelled in part, see below)" in text
+
+
+def test_a_request_is_no_longer_than_the_server_takes() -> None:
+    """--max-model-len alone says how long the request is whose prices stand side by side; so does what auto finds."""
+    assert "one request of 8,192 tokens" in text_of(contexts=(), engine=EngineFlags(max_model_len=8192))
+    found = text_of(contexts=(), memories=("100MiB",), engine=EngineFlags(max_model_len=-1))
+    assert "one request of 4,240 tokens" in found
+    assert "the longest that fits is" not in found
+
+
+def test_a_checkpoint_that_vllm_does_not_load_is_not_served() -> None:
+    scheme = {"num_bits": 4, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    config = {**LLAMA, "quantization_config": {"quant_method": "compressed-tensors", "kv_cache_scheme": scheme}}
+    answer = answer_of(config, asked(contexts=("4096",)))
+    assert answer.question.declared.refused
+    assert not answer.starts
+    assert "vLLM does not load this checkpoint" in render_plan(answer)
 
 
 def test_before_0_21_the_line_is_two() -> None:
@@ -75,7 +135,10 @@ def test_ranks_are_told() -> None:
 def test_a_band_is_told_as_one() -> None:
     text = flat(text_of(memories=(), gpu="h100", weights_gib="13"))
     assert "A band, not a promise" in text
-    assert "- weights 13.0 GiB 13.0 GiB 13.0 GiB" in text
+    assert "at worst likely at best - weights 13.0 GiB 13.0 GiB 13.0 GiB" in text
+    assert "would print, with the likely memory" in text
+    tokens = [int(word.replace(",", "")) for word in text.partition("reported tokens ")[2].split()[:3]]
+    assert tokens == sorted(tokens)
 
 
 def test_every_cause_has_words() -> None:

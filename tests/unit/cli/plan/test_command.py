@@ -117,7 +117,8 @@ def test_ranks_that_cannot_share_are_refused(gpt_oss: Path) -> None:
     assert "64 attention heads are not divisible by 3 ranks" in refusal(str(gpt_oss), "--tp", "3").message
     result = invoke(str(gpt_oss), "--tp", "16", "--dcp", "2", "--memory", "40GiB")
     assert isinstance(result.exception, StudyError)
-    assert "vLLM does not start with all BF16" in " ".join(result.stdout.split())
+    assert "--tensor-parallel-size" in refusal(str(gpt_oss), "--tp", "3").hint
+    assert "vLLM would not start" in result.stdout
 
 
 def test_a_backend_that_cannot_do_it_is_refused(gpt_oss: Path) -> None:
@@ -131,6 +132,8 @@ def test_a_backend_that_cannot_do_it_is_refused(gpt_oss: Path) -> None:
         ("--svg", "x.svg"),
         ("--set", "0"),
         ("--sweep", "--against", "x"),
+        ("--sweep", "--memory", "16GiB", "--explain"),
+        ("--against", "x", "--explain"),
         ("--nothing",),
     ],
 )
