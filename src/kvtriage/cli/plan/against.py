@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
 
 from kvtriage.cli.plan.as_markdown import escape, table
-from kvtriage.cli.plan.paragraphs import hanging, wrap
+from kvtriage.cli.plan.paragraphs import bullet, hanging, wrap
 from kvtriage.cli.terminal import one_line
 from kvtriage.errors import DataError
 from kvtriage.kvcache.observed.comparison import Comparison, Figure, Outcome
@@ -61,12 +61,17 @@ def _lines(file: BinaryIO) -> Iterator[str]:
 # --- text -------------------------------------------------------------------------------
 
 
-def render_comparison(path: Path, observed: Observed, comparison: Comparison) -> str:
-    """Settings and where each comes from, predicted beside reported, and what explains a difference."""
+def render_comparison(path: Path, observed: Observed, comparison: Comparison, assumed: Sequence[str] = ()) -> str:
+    """Settings and where each comes from, predicted beside reported, and what explains a difference.
+
+    `assumed` is what config.json does not state.
+    """
     parts = [
         wrap(f"{_source(observed)}, {one_line(path.name)}{_serving(observed)}"),
         "What the engine was told\n" + "\n".join(map(_setting_row, comparison.settings)),
     ]
+    if assumed:
+        parts.append("config.json does not say so; assumed:\n" + "\n".join(map(bullet, assumed)))
     if comparison.figures:
         rows = [_figure_row("", "predicted", "reported", ""), *map(_figure_text, comparison.figures)]
         parts.append("\n".join(rows))
@@ -124,7 +129,7 @@ def _bullet(text: str) -> str:
 # --- other forms ------------------------------------------------------------------------
 
 
-def render_comparison_json(observed: Observed, comparison: Comparison) -> str:
+def render_comparison_json(observed: Observed, comparison: Comparison, assumed: Sequence[str] = ()) -> str:
     """One object; its form is in docs/reference/plan.md."""
     return json.dumps(
         {
@@ -133,6 +138,7 @@ def render_comparison_json(observed: Observed, comparison: Comparison) -> str:
             "source": observed.source,
             "starts": observed.num_starts,
             "settings": [asdict(setting) for setting in comparison.settings],
+            "assumed": list(assumed),
             "figures": [{**asdict(figure), "agrees": figure.agrees} for figure in comparison.figures],
             "because": list(comparison.because),
             "would_agree_with": [dict(change.settings) for change in comparison.changes],
@@ -141,7 +147,7 @@ def render_comparison_json(observed: Observed, comparison: Comparison) -> str:
     )
 
 
-def render_comparison_markdown(observed: Observed, comparison: Comparison) -> str:
+def render_comparison_markdown(comparison: Comparison, assumed: Sequence[str] = ()) -> str:
     """Two tables and a list, for a ticket."""
     parts = [f"**{VERDICTS[comparison.outcome]}**"]
     if comparison.figures:
@@ -152,7 +158,8 @@ def render_comparison_markdown(observed: Observed, comparison: Comparison) -> st
         parts.append(table(("figure", "predicted", "reported", ""), figures))
     settings = ((each.name, one_line(each.value), _origin(each)) for each in comparison.settings)
     parts.append(table(("setting", "value", "from"), settings))
-    said = [*comparison.because, *(f"they would agree with {words}" for words in _changes(comparison))]
+    said = [*(f"assumed: {each}" for each in assumed), *comparison.because]
+    said += [f"they would agree with {words}" for words in _changes(comparison)]
     if said:
         parts.append("\n".join(f"- {escape(one_line(sentence))}" for sentence in said))
     return "\n\n".join(parts) + "\n"

@@ -89,7 +89,10 @@ class SkipCost:
 
 @dataclass(frozen=True)
 class EngineAnswer:
-    """The engine's side: three policies in the same memory, and what other settings would do."""
+    """The engine's side: three policies in the same memory, and what other settings would do.
+
+    Where the number of blocks is given, the memory is not the same: nothing is compared then.
+    """
 
     memory: Memory
     bf16: Explanation | Refusal
@@ -185,14 +188,15 @@ def _answer_engine(question: Question, memory: Memory) -> EngineAnswer:
     priced = {policy: _explain(question, policy, memory) for policy in (native, plain, question.policy)}
     mine = priced[question.policy]
     works = isinstance(mine, Explanation) and isinstance(mine.outcome, Capacity)
+    compares = works and args.num_gpu_blocks_override is None
     lengths = tuple(length for length in CURVE if length < spec.max_model_len)
     return EngineAnswer(
         memory=memory,
         bf16=priced[native],
         fp8=priced[plain],
         policy=mine,
-        skip_costs=_skip_costs(question, plain, memory.available_bytes) if works else (),
-        trades=advise(spec, question.policy, args, memory.available_bytes) if works else (),
+        skip_costs=_skip_costs(question, plain, memory.available_bytes) if compares else (),
+        trades=advise(spec, question.policy, args, memory.available_bytes) if compares else (),
         gains=gain_curve(spec, question.policy, args, (*lengths, spec.max_model_len)),
     )
 

@@ -32,7 +32,7 @@ __all__ = ["plan_command"]
     "contexts",
     multiple=True,
     metavar="TOKENS",
-    help="Length of one sequence of the batch; repeat it, or separate by commas. Default: the longest the model reads.",
+    help="Length of one sequence of the batch; repeat it, or separate by commas.  [default: --max-model-len]",
 )
 @click.option("--skip", metavar="LAYERS", help="Layers kept in BF16: sliding_window, full_attention, or 0,5,7-9.")
 @click.option(
@@ -57,7 +57,6 @@ __all__ = ["plan_command"]
     metavar="SHARE",
     help="Of the GPU, with --weights-gib.  [default: 0.92]",
 )
-@engine_options
 @click.option(
     "--against",
     metavar="FILE",
@@ -76,6 +75,7 @@ __all__ = ["plan_command"]
     type=click.Path(path_type=Path),
     help="Answer cases of vLLM's allocator instead, one JSON object a line; with --json.",
 )
+@engine_options
 @click.pass_context
 def plan_command(
     ctx: click.Context,
@@ -101,14 +101,14 @@ def plan_command(
 
     No weights are needed. Given the memory for the cache, it says what vLLM will report at its start, and why.
 
-    Exit codes: 0 done, 2 bad input, or vLLM would not start; --against has 0 agrees, 1 differs, 3 cannot be told.
-
     \b
     Examples:
       kvtriage plan demo:gemma3-270m --context 32768 --skip sliding_window --memory 4GiB
       kvtriage plan gpt-oss-20b/ --gpu h100-80g --weights-gib 13 --max-model-len 32768
       kvtriage plan gpt-oss-20b/ --sweep --memory 16GiB --context 8192,32768
       kvtriage plan gpt-oss-20b/ --against server.log
+
+    Exit codes: 0 done, 2 bad input, or vLLM would not start; --against has 0 agrees, 1 differs, 3 cannot be told.
     """
     if cases is not None:
         _answer_cases(cases, alone=_typed(ctx) <= {"cases", "as_json"}, as_json=as_json)
@@ -208,13 +208,14 @@ def _compare(model: str, asked: Asked, path: Path, form: str, *, says_policy: bo
         available_bytes=None if question.memory is None else question.memory.available_bytes,
         auto=question.declared.cache_dtype,
     )
+    assumed = question.spec.assumed
     match form:
         case "json":
-            click.echo(against.render_comparison_json(observed, comparison))
+            click.echo(against.render_comparison_json(observed, comparison, assumed))
         case "markdown":
-            click.echo(against.render_comparison_markdown(observed, comparison), nl=False)
+            click.echo(against.render_comparison_markdown(comparison, assumed), nl=False)
         case _:
-            click.echo(against.render_comparison(path, observed, comparison), nl=False)
+            click.echo(against.render_comparison(path, observed, comparison, assumed), nl=False)
     return against.EXIT_CODES[comparison.outcome]
 
 

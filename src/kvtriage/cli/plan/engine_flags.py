@@ -146,7 +146,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--max-model-len",
         metavar="TOKENS",
         callback=_length,
-        help="Longest request; auto for the longest that fits.  [default: the longest --context]",
+        help="Longest request; auto for the longest that fits.  [default: the longest --context, else the model's]",
     ),
     _counted("--max-num-batched-tokens", most=MOST_BATCHED, help_text="Tokens of one step.  [default: the GPU's]"),
     click.option("--async-scheduling/--no-async-scheduling", default=None, help="Overlap steps.  [default: on]"),

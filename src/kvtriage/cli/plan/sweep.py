@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from kvtriage.cli.plan.answer import Question
 from kvtriage.cli.plan.as_json import Json, args_json, refusal_json
-from kvtriage.cli.plan.as_markdown import table
+from kvtriage.cli.plan.as_markdown import escape, table
 from kvtriage.cli.plan.paragraphs import bullet, hanging, wrap
 from kvtriage.cli.plan.plot import Panel, Point, draw_text
 from kvtriage.cli.plan.rows import Row
@@ -16,7 +16,8 @@ from kvtriage.errors import StudyError
 from kvtriage.kvcache.engine_args import EngineArgs
 from kvtriage.kvcache.prices.pareto import FrontPoint, Kept, pareto
 from kvtriage.kvcache.prices.sweep import SweepRow, list_policies, sweep
-from kvtriage.kvcache.spec import CacheSpec
+from kvtriage.kvcache.spec import CacheSpec, LayerKind
+from kvtriage.kvcache.support.findings import Severity
 from kvtriage.units import format_bytes, format_tokens
 
 __all__ = [
@@ -35,11 +36,15 @@ NAMES_SHOWN = 3
 
 @dataclass(frozen=True)
 class Sweep:
-    """`front` are the policies that nobody would pass over, by layers kept; `rows` are all there are."""
+    """`front` are the policies that nobody would pass over, by layers kept; `rows` are all there are.
+
+    `assumed` is what neither config.json nor a flag says, `notes` what is known of the release and of the GPU.
+    """
 
     spec: CacheSpec
     args: EngineArgs
-    said: tuple[str, ...]
+    assumed: tuple[str, ...]
+    notes: tuple[str, ...]
     num_policies: int
     rows: tuple[SweepRow, ...]
     front: tuple[FrontPoint, ...]
@@ -71,7 +76,22 @@ def run_sweep(question: Question, own: Sequence[Sequence[int]], memories: Sequen
         )
     rows = sweep(question.spec, policies, question.args, contexts, sizes)
     said = tuple(each for each in question.said if not each.startswith("max_model_len"))
-    return Sweep(question.spec, question.args, said, len(policies), rows, pareto(rows, Kept.LAYERS))
+    assumed = (*question.spec.assumed, *said)
+    notes = tuple(_notes(question))
+    return Sweep(question.spec, question.args, assumed, notes, len(policies), rows, pareto(rows, Kept.LAYERS))
+
+
+def _notes(question: Question) -> Iterator[str]:
+    """Also what holds for layers kept in BF16, which the question itself names none of."""
+    is_recurrent = LayerKind.STATE in question.spec.kinds
+    yield from question.args.version.caveats(skips_layers=True, is_recurrent=is_recurrent)
+    if question.declared.refused is not None:
+        yield f"vLLM does not load this checkpoint: {question.declared.refused}"
+    for finding in question.findings:
+        if finding.severity is Severity.REFUSED:
+            yield f"vLLM would not start with FP8: {finding.sentence}"
+        elif finding.severity is Severity.WARNED:
+            yield finding.sentence
 
 
 # --- text -------------------------------------------------------------------------------
@@ -80,10 +100,10 @@ def run_sweep(question: Question, own: Sequence[Sequence[int]], memories: Sequen
 def render_sweep(found: Sweep) -> str:
     """For every context and memory: the front as a table, a plot of everything, and what was refused."""
     parts = [f"{found.spec.model_type}: {found.num_policies} policies, vLLM {found.args.version}"]
-    if found.said:
-        parts.append("\n".join(bullet(f"assumed: {each}") for each in found.said))
-    for server in found.servers:
-        parts.append(_server_text(found, server))
+    if found.assumed:
+        parts.append("\n".join(bullet(f"assumed: {each}") for each in found.assumed))
+    parts += [wrap(f"Note: {note}.") for note in found.notes]
+    parts += [_server_text(found, server) for server in found.servers]
     return "\n\n".join(parts) + "\n"
 
 
@@ -164,7 +184,8 @@ def sweep_json(found: Sweep) -> Json:
         "model_type": found.spec.model_type,
         "version": str(found.args.version),
         "args": args_json(found.args),
-        "assumed": [*found.spec.assumed, *found.said],
+        "assumed": list(found.assumed),
+        "notes": list(found.notes),
         "rows": [
             {**asdict(row), "refusal": None if row.refusal is None else refusal_json(row.refusal)} for row in found.rows
         ],
@@ -184,8 +205,8 @@ def sweep_json(found: Sweep) -> Json:
 def render_sweep_markdown(found: Sweep) -> str:
     """The front of each context and memory as a table."""
     parts = [f"**{found.spec.model_type}**: {found.num_policies} policies, vLLM {found.args.version}"]
-    if found.said:
-        parts.append("\n".join(f"- assumed: {each}" for each in found.said))
+    if said := (*(f"assumed: {each}" for each in found.assumed), *found.notes):
+        parts.append("\n".join(f"- {escape(each)}" for each in said))
     for server in found.servers:
         context_len, memory_bytes = server
         parts.append(f"Requests of {format_tokens(context_len)} tokens, {format_bytes(memory_bytes)} of cache memory")

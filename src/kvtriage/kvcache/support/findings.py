@@ -193,7 +193,7 @@ CAUTIONS: tuple[Caution, ...] = (
         "the cache becomes fp8_ds_mla here (on sm120 under auto too): 656 bytes a position for a width of 576, with "
         "scales of its own, and the checkpoint's are not used",
         "model_executor/layers/attention/mla_attention.py:358-375",
-        "price it as that format",
+        "FP8 is priced so; on sm120 ask for FP8 also where auto serves",
     ),
     Caution(
         Severity.WARNED,

@@ -11,7 +11,7 @@ from kvtriage.kvcache.observed.comparison import Comparison, Outcome, compare
 from kvtriage.kvcache.observed.reading import Observed
 from kvtriage.kvcache.readers import read_cache_spec
 from tests.unit.cli.plan.plans import invoke, refusal, run, save
-from tests.unit.kvcache.readers.configs import GPT_OSS_20B
+from tests.unit.kvcache.readers.configs import GEMMA3_4B, GPT_OSS_20B
 from tests.unit.kvcache.server_logs import METRICS, NEW
 
 
@@ -105,13 +105,19 @@ def test_nothing_of_the_file_steers_the_terminal(tmp_path: Path) -> None:
     observed, comparison = compared(path)
     assert "\x1b" not in render_comparison(path, observed, comparison)
     assert "\\|<b>" not in render_comparison(path, observed, comparison)
-    assert "\x1b" not in render_comparison_markdown(observed, comparison)
+    assert "\x1b" not in render_comparison_markdown(comparison)
 
 
 def test_a_model_that_the_engine_cannot_serve_so_is_told(tmp_path: Path) -> None:
     log = NEW.replace("['sliding_window']", "['1']")
     text = run(save(tmp_path), "--against", str(written(tmp_path, log)))
     assert "the prediction is that the engine does not start" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("form", [(), ("--json",), ("--markdown",)])
+def test_what_config_json_leaves_open_is_said(tmp_path: Path, form: tuple[str, ...]) -> None:
+    text = run(save(tmp_path, GEMMA3_4B), "--against", str(written(tmp_path, NEW)), *form)
+    assert "text_config.head_dim = 256" in text
 
 
 def test_against_needs_a_model() -> None:

@@ -98,6 +98,13 @@ def test_a_request_is_no_longer_than_the_server_takes() -> None:
     assert "the longest that fits is" not in found
 
 
+def test_blocks_that_are_given_are_not_compared() -> None:
+    """The same number of larger blocks is not the same memory."""
+    answer = answer_of(GPT_OSS_20B, asked(skip="sliding_window", engine=EngineFlags(num_gpu_blocks_override=10_000)))
+    assert answer.engine is not None
+    assert (answer.engine.trades, answer.engine.skip_costs) == ((), ())
+
+
 def test_a_checkpoint_that_vllm_does_not_load_is_not_served() -> None:
     scheme = {"num_bits": 4, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
     config = {**LLAMA, "quantization_config": {"quant_method": "compressed-tensors", "kv_cache_scheme": scheme}}

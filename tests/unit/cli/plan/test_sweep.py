@@ -9,6 +9,7 @@ import pytest
 from kvtriage.cli.plan import sweep
 from kvtriage.errors import KvtriageError
 from tests.unit.cli.plan.plans import invoke, refusal, run, save
+from tests.unit.kvcache.readers.configs import GEMMA3_4B
 
 GEMMA3_27B = {
     "architectures": ["Gemma3ForCausalLM"],
@@ -38,6 +39,16 @@ def test_lists_of_lengths_and_memories(tmp_path: Path) -> None:
     servers = {(row["context_len"], row["memory_bytes"]) for row in answer["rows"]}
     assert servers == {(length, memory * 1024**3) for length in (4096, 32768) for memory in (8, 16)}
     assert {point["reported_tokens"] for point in answer["front"]} >= {929_341, 695_981, 464_665}
+
+
+@pytest.mark.parametrize("form", [(), ("--json",), ("--markdown",)])
+def test_what_is_open_or_refused_is_said(tmp_path: Path, form: tuple[str, ...]) -> None:
+    """What config.json leaves out, what is not known of the release, and what the GPU cannot do."""
+    flags = ("--vllm-version", "0.20", "--gpu", "a100-80g", "--scaling", "per_head", *form)
+    text = " ".join(run(save(tmp_path, GEMMA3_4B), *STORY, *flags).split())
+    assert "text_config.head_dim = 256" in text
+    assert "how earlier releases size the pages of skipped layers is not known here" in text
+    assert "vLLM would not start with FP8: no attention backend serves" in text
 
 
 def test_sets_of_the_users_own(tmp_path: Path) -> None:
