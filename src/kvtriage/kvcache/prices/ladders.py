@@ -16,6 +16,8 @@ __all__ = ["Change", "Ladder", "Step", "batch_ladder", "length_ladder", "other_l
 
 BATCHES = (16384, 8192, 4096, 2048, 1024, 512)
 BLOCKS = (16, 32, 64, 128)
+MOST_REQUESTS = 1024
+"""vLLM's own limit of requests at once on large GPUs; a smaller batch lowers it (engine/arg_utils.py:2929, :3180)."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,10 @@ def _ladder(steps: Iterable[Step]) -> Ladder:
 
 
 def _batch(size: int) -> Step:
-    change = Change(
-        f"--max-num-batched-tokens {size}",
-        f"prompts are read in chunks of {format_tokens(size)}, and no more requests than that run at once",
-    )
+    cost = f"prompts are read in chunks of {format_tokens(size)}"
+    if size < MOST_REQUESTS:
+        cost += ", and no more requests than that run at once"
+    change = Change(f"--max-num-batched-tokens {size}", cost)
     return Step(change, lambda args: replace(args, max_num_batched_tokens=size))
 
 

@@ -114,6 +114,12 @@ def test_a_checkpoint_that_vllm_does_not_load_is_not_served() -> None:
     assert "vLLM does not load this checkpoint" in render_plan(answer)
 
 
+def test_small_batches_alone_bound_the_requests() -> None:
+    text = flat(render_plan(story(), in_full=True))
+    assert "chunks of 512, and no more requests than that run at once" in text
+    assert "--max-num-batched-tokens 2048 prompts are read in chunks of 2,048 " in text
+
+
 def test_before_0_21_the_line_is_two() -> None:
     text = text_of(skip=None, engine=EngineFlags(version=EngineVersion(0, 20)))
     assert "\n  GPU KV cache size: 699,040 tokens\n  Maximum concurrency for 32,768 tokens" in text
