@@ -65,7 +65,7 @@ def _engine(answer: PlanAnswer, engine: EngineAnswer, *, in_full: bool) -> Itera
         header, *rows = band_rows(question, engine)
         yield table(header, rows)
         yield "A band, not a promise: the server's own figure, put into `--memory`, makes the rest exact."
-    yield memory_words(question, engine)
+    yield memory_words(answer, engine)
     yield table(COLUMNS, [*price_rows(question, engine), *(pool_rows(engine) if in_full else ())])
     if in_full and isinstance(engine.policy, Explanation):
         yield table(("from held to reserved", "a request", "tokens"), cause_rows(engine.policy))

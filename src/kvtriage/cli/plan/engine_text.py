@@ -36,7 +36,7 @@ def render_engine(answer: PlanAnswer, engine: EngineAnswer, *, in_full: bool) ->
     if engine.memory.band is not None:
         yield _band(question, engine)
     if any(isinstance(each, Explanation) for each in (engine.bf16, engine.fp8, policy)):
-        yield _prices(question, engine, in_full=in_full)
+        yield _prices(answer, engine, in_full=in_full)
     yield from _others_refused(answer, engine)
     if isinstance(policy, Explanation):
         if in_full:
@@ -56,10 +56,11 @@ def render_engine(answer: PlanAnswer, engine: EngineAnswer, *, in_full: bool) ->
         yield _gains(question, engine)
 
 
-def _prices(question: Question, engine: EngineAnswer, *, in_full: bool) -> str:
+def _prices(answer: PlanAnswer, engine: EngineAnswer, *, in_full: bool) -> str:
+    question = answer.question
     policies = (engine.bf16, engine.fp8, engine.policy)
     rows = [COLUMNS, *price_rows(question, engine), *(pool_rows(engine) if in_full else ())]
-    lines = [wrap(memory_words(question, engine)), table(rows, (-20, 18, 18, 18))]
+    lines = [wrap(memory_words(answer, engine)), table(rows, (-20, 18, 18, 18))]
     longest = {each.max_model_len for each in policies if isinstance(each, Explanation)} - {question.context_len}
     if longest:
         words = " or ".join(format_tokens(length) for length in sorted(longest))

@@ -77,14 +77,14 @@ def log_lines(capacity: Capacity, args: EngineArgs) -> Row:
     return (f"{size}, {concurrency}",) if args.version.derives_tokens_from_concurrency else (size, concurrency)
 
 
-def memory_words(question: Question, engine: EngineAnswer) -> str:
+def memory_words(answer: PlanAnswer, engine: EngineAnswer) -> str:
     """'vLLM 0.32.0, 16.0 GiB of cache memory on each GPU, one request of 32,768 tokens'."""
-    args = question.args
+    question, args = answer.question, answer.question.args
     on_each = " on each GPU" if args.tensor_parallel_size * args.pipeline_parallel_size > 1 else ""
     likely = "likely " if engine.memory.band is not None else ""
     return (
         f"vLLM {args.version}, {likely}{format_bytes(engine.memory.available_bytes)} of cache memory{on_each}, "
-        f"one request of {format_tokens(question.context_len)} tokens"
+        f"one request of {format_tokens(question.context_len)} tokens{', if it started' if answer.refused_by else ''}"
     )
 
 

@@ -83,6 +83,11 @@ def test_what_is_refused_prints_no_line_and_nothing_to_paste() -> None:
         assert "vllm serve" not in text
 
 
+def test_figures_of_what_the_backends_refuse_are_told_as_such() -> None:
+    assert "tokens, if it started" in flat(text_of(gpu="a100-80g", scaling="per_head"))
+    assert "if it started" not in text_of(gpu="h100-80g")
+
+
 def test_a_release_whose_line_ignores_the_settings_is_told_one_price_of_the_skip() -> None:
     text = text_of(skip="sliding_window", engine=EngineFlags(version=EngineVersion(0, 20)))
     assert flat(text).count(" 50.0% ") == 1
