@@ -7,6 +7,7 @@ memory of all GPUs is taken to be the same. (v1/core/kv_cache_utils.py:2486, :26
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from kvtriage.kvcache.allocator.group import Group
 from kvtriage.kvcache.allocator.refusal import EngineRefused, Reason
@@ -20,8 +21,8 @@ def split_layers(num_layers: int, stages: int) -> tuple[range, ...]:
     counts = [each] * stages
     for stage in range(2, rest + 2):
         counts[-stage] += 1
-    starts = [sum(counts[:stage]) for stage in range(stages)]
-    return tuple(range(start, start + count) for start, count in zip(starts, counts, strict=True))
+    ends = accumulate(counts)
+    return tuple(range(end - count, end) for end, count in zip(ends, counts, strict=True))
 
 
 def widest_stage_bytes(groups: Sequence[Group], num_layers: int, stages: int) -> int:
@@ -29,7 +30,8 @@ def widest_stage_bytes(groups: Sequence[Group], num_layers: int, stages: int) ->
 
     Raises EngineRefused for a stage without any cache.
     """
-    bounds = split_layers(num_layers, stages)
+    # With two stages more than layers the first is empty; with more than that it still is.
+    bounds = split_layers(num_layers, min(stages, num_layers + 2))
     widest = [_widest(groups, layers, is_last=layers is bounds[-1]) for layers in bounds]
     if 0 in widest:
         # No size of page: the layout is refused, or, with one group only, memory is divided by it

@@ -71,6 +71,12 @@ def test_a_stage_without_a_cache_is_the_engines_to_trip_over(often: EngineLayer,
     assert (caught.value.refusal.error_type, caught.value.refusal.reason) == (error_type, Reason.STAGES)
 
 
+@pytest.mark.parametrize("stages", [26, 4096, 2**20])
+def test_far_more_stages_than_layers_leave_the_first_empty(stages: int) -> None:
+    with pytest.raises(EngineRefused, match="stage 0 has no layer"):
+        over(stages, GPT_OSS_20B)
+
+
 @given(stacks(), settings(), st.integers(2, 6))
 def test_stages_never_take_more_of_a_block_than_the_whole_model(
     stack: LayerStack, flags: PoolSettings, stages: int
