@@ -18,9 +18,13 @@ def read_pairs(text: str, depth: int = DEEPEST) -> dict[str, object]:
 
     What is cut off or is no pair is left out. Keys come without quotes.
     """
-    inner = re.fullmatch(r"\s*(?:\w*\(|\{)(.*?)[)}]?\s*", text[:LONGEST], re.DOTALL)
+    text = text[:LONGEST]
+    opening = re.match(r"\s*(?:\w*\(|\{)", text)
+    if opening is not None:
+        text = text[opening.end() :].rstrip()
+        text = text[:-1] if text.endswith((")", "}")) else text
     pairs: dict[str, object] = {}
-    for part in _split(text[:LONGEST] if inner is None else inner[1]):
+    for part in _split(text):
         found = re.match(r"\s*['\"]?(\w+)['\"]?\s*[:=]\s*(.*)", part, re.DOTALL)
         if found is not None:
             pairs[found[1]] = read_value(found[2], depth)

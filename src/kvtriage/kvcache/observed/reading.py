@@ -138,9 +138,11 @@ class _Reading:
             self.shows_flags = False
 
     def state(self, key: str, value: object) -> None:
-        """A value of the kind that the field has; anything else states nothing."""
+        """A value of the kind that the field has, and such as a server can have; anything else states nothing."""
         kind = _KINDS.get(key)
-        if kind is not None and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        if kind is None or not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+            return
+        if isinstance(value, bool) or not isinstance(value, int) or value in _SIZES.get(key, _ANY_SIZE):
             self.settings[key] = value
 
     def finish(self) -> Observed | None:
@@ -186,6 +188,16 @@ _KINDS: Mapping[str, type] = {
     "mamba_ssm_cache_dtype": str,
     "kv_connector": str,
 }
+_MOST_BYTES = 2**60
+_ANY_SIZE = range(1, 2**40 + 1)
+_SIZES: Mapping[str, range] = {
+    "block_size": range(1, 2**20 + 1),
+    "tensor_parallel_size": range(1, 2**16 + 1),
+    "pipeline_parallel_size": range(1, 2**16 + 1),
+    "decode_context_parallel_size": range(1, 2**16 + 1),
+    "num_speculative_tokens": range(2**10 + 1),
+}
+"""What a number may be. No server runs with others, and no figure follows from them."""
 
 
 # --- a log ------------------------------------------------------------------------------
@@ -193,8 +205,8 @@ _KINDS: Mapping[str, type] = {
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _MARKS = re.compile(
     r"KV cache|kv cache|max_num_batched_tokens|max seq len|max model len|ax_model_len|non-default args|args: Namespace"
-    r"|LLM engine \(v|server version|ersion |GPU blocks|cuda blocks|num_gpu_blocks|max[a-z ]* concurrency|Maximum conc"
-    r"|ync(?:hronous)? scheduling| backend|Hybrid KV|hybrid kv|block size to|kv_cache_memory_bytes"
+    r"|LLM engine \(v|server version|ersion |GPU blocks|cuda blocks|num_gpu_blocks|max[a-z ]{0,40} concurrency"
+    r"|Maximum conc|ync(?:hronous)? scheduling| backend|Hybrid KV|hybrid kv|block size to|kv_cache_memory_bytes"
 )
 _START = r"(?:^|\] |py:\d+\] |\"message\": ?\"|msg=\"?)\s*"
 _NUMBER = r"([\d,]{1,24})"
@@ -234,7 +246,7 @@ def _state_args(pairs: Mapping[str, object], reading: _Reading) -> None:
                 reading.state("num_speculative_tokens", 0)
             case "kv_transfer_config", dict() as config:
                 reading.state("kv_connector", config.get("kv_connector"))
-            case "kv_cache_memory_bytes", int() as count if count > 0:
+            case "kv_cache_memory_bytes", int() as count if 0 < count <= _MOST_BYTES:
                 reading.answer["available_bytes"] = count
             case "attention_backend", str() as backend:
                 reading.state(key, _last_word(backend))
@@ -337,7 +349,7 @@ _PATTERNS = tuple(
     (re.compile(pattern), read)
     for pattern, read in (
         (_START + r"vLLM (?:API )?server version v?([0-9][\w.+-]{0,60}?),?(?:\s|$)", _read_version),
-        (r"█.*\bversion\s+v?([0-9][\w.+-]{0,60})", _read_version),
+        (r"█.{0,400}\bversion\s+v?([0-9][\w.+-]{0,60})", _read_version),
         (_START + r"(?:non-default args: |args: )((?:\{|Namespace\().*)", _read_typed),
         (
             _START + r"Initializing an? (?:V1 |V0 )?LLM engine \(v([0-9][\w.+-]{0,60})\) with config: (.*)",
@@ -349,7 +361,7 @@ _PATTERNS = tuple(
             _START + r"Chunked prefill is enabled with max_num_batched_tokens=(\d{1,18})",
             _stating("max_num_batched_tokens"),
         ),
-        (_START + r"Async(?:hronous)? scheduling (?:is|will be|not|was) .*?\b(enabled|disabled)\b", _read_async),
+        (_START + r"Async(?:hronous)? scheduling (?:is|will be|not|was) .{0,400}?\b(enabled|disabled)\b", _read_async),
         (_START + r"Using ([A-Z0-9_]{3,40})(?: attention)? backend", _stating("attention_backend")),
         (_START + r"Using (fp8\w{0,20}) data type to store kv cache", _stating("kv_cache_dtype")),
         (_START + r"(?:Hybrid KV cache manager is disabled|Turning off hybrid kv cache)", _read_without_hybrid_manager),
@@ -359,7 +371,7 @@ _PATTERNS = tuple(
         ),
         (_START + r"Setting attention block size to (\d{1,18}) tokens", _answering("block_size")),
         (_START + r"Available KV cache memory: (\d{1,9}\.\d{1,9}) GiB", _read_available),
-        (_START + r"Initial free memory .* reserved (\d{1,9}\.\d{1,9}) GiB memory for KV Cache", _read_available),
+        (_START + r"Initial free memory .{0,400} reserved (\d{1,9}\.\d{1,9}) GiB memory for KV Cache", _read_available),
         (_START + r"# (?:GPU|cuda|CUDA|rocm|xpu) blocks: " + _NUMBER, _read_blocks),
         (r"cache_config_info with initialization after num_gpu_blocks is: " + _NUMBER, _read_blocks),
         (_START + r"[\w +]{2,16} KV cache size: " + _NUMBER + r" tokens", _read_tokens),
@@ -368,7 +380,7 @@ _PATTERNS = tuple(
             _read_concurrency,
         ),
         (
-            r"max seq len \(" + _NUMBER + r"\), \(?(\d{1,9}\.\d{1,9}) GiB KV cache is needed.*?"
+            r"max seq len \(" + _NUMBER + r"\), \(?(\d{1,9}\.\d{1,9}) GiB KV cache is needed.{0,400}?"
             r"KV cache memory \((\d{1,9}\.\d{1,9}) GiB\)",
             _read_refusal,
         ),

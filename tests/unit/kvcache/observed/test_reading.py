@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -182,3 +183,43 @@ def test_values_of_the_wrong_kind_state_nothing() -> None:
 def test_no_line_is_a_surprise(strange: list[str], cut: int, text: str) -> None:
     lines = [line[: len(line) - cut] for line in text.splitlines()]
     read_observed([*strange, *lines, *strange])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tensor_parallel_size", 0),
+        ("tensor_parallel_size", 10**18 - 1),
+        ("pipeline_parallel_size", -1),
+        ("decode_context_parallel_size", 0),
+        ("block_size", 0),
+        ("max_num_batched_tokens", -5),
+        ("num_gpu_blocks_override", 0),
+    ],
+)
+def test_a_number_that_no_server_has_states_nothing(name: str, value: int) -> None:
+    observed = read(f"args: Namespace({name}={value})\nGPU KV cache size: 16 tokens\n")
+    assert vars(observed.settings)[name] is None
+
+
+def test_a_request_of_no_tokens_states_no_length() -> None:
+    observed = read("GPU KV cache size: 16 tokens, Maximum concurrency for 0 tokens per request: 1.00x\n")
+    assert observed.settings.max_model_len is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "non-default args: {" + " " * 65_000 + "x",
+        "█" * 60_000 + " GPU blocks",
+        "max" * 21_000,
+        "] Async scheduling is " * 2_900,
+        "] Initial free memory KV cache " * 2_000,
+        "max seq len (1), (1.00 GiB KV cache is needed" * 1_400,
+    ],
+    ids=lambda line: line[:20],
+)
+def test_no_line_takes_long(line: str) -> None:
+    start = time.perf_counter()
+    read_observed([line])
+    assert time.perf_counter() - start < 1
