@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -94,3 +95,16 @@ def test_a_band_is_swept_at_its_likely_size(tmp_path: Path) -> None:
 def test_a_sweep_that_nobody_reads_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "MOST_ROWS", 10)
     assert "more than 10" in refusal(save(tmp_path), *STORY).message
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link", "a link to nothing"])
+def test_a_picture_takes_the_place_of_no_pipe_or_link(kind: str, tmp_path: Path) -> None:
+    place = tmp_path / "front.svg"
+    if kind == "a pipe":
+        os.mkfifo(place)
+    else:
+        (tmp_path / "elsewhere").write_text("mine")
+        place.symlink_to(tmp_path / ("elsewhere" if kind == "a link" else "nothing"))
+    before = place.lstat()
+    assert str(place) in refusal(save(tmp_path), *STORY, "--svg", str(place)).message
+    assert place.lstat() == before
