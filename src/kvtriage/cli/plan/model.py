@@ -26,10 +26,14 @@ def load_model(source: str) -> tuple[Config, Config | None]:
     if not os.path.isfile(path):
         raise ModelError(f"{path} is not there or not a file", hint="a model folder has its config.json at the top")
     side = path.parent / "hf_quant_config.json"
-    return _read(path), _read(side) if os.path.isfile(side) else None
+    return _read(path), _read(side) if os.path.lexists(side) else None
 
 
 def _read(path: Path) -> Config:
+    if not os.path.isfile(path):
+        raise ModelError(
+            f"{path} is not a file that can be read", hint="fetch the model anew, or remove what is broken"
+        )
     config, _ = read_object(path, CONFIG_LIMIT_BYTES, "give a Hugging Face model folder, or its config.json")
     return config
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -106,3 +107,18 @@ def test_a_file_overwritten_at_any_place_is_priced_or_refused(
         assert capsys.readouterr().out
     else:
         check_refusal(capsys)
+
+
+@pytest.mark.parametrize("kind", ["a link to nothing", "a folder", "a pipe"])
+def test_what_lies_beside_it_is_read_or_refused(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_bytes(WHOLE)
+    side = tmp_path / "hf_quant_config.json"
+    match kind:
+        case "a folder":
+            side.mkdir()
+        case "a pipe":
+            os.mkfifo(side)
+        case _:
+            side.symlink_to("nothing")
+    assert main(["plan", str(tmp_path)]) == 2
+    assert "hf_quant_config.json is not a file" in capsys.readouterr().err
