@@ -349,7 +349,7 @@ _PATTERNS = tuple(
     (re.compile(pattern), read)
     for pattern, read in (
         (_START + r"vLLM (?:API )?server version v?([0-9][\w.+-]{0,60}?),?(?:\s|$)", _read_version),
-        (r"█.{0,400}\bversion\s+v?([0-9][\w.+-]{0,60})", _read_version),
+        (r"█[^█]{0,100}\bversion\s+v?([0-9][\w.+-]{0,60})", _read_version),
         (_START + r"(?:non-default args: |args: )((?:\{|Namespace\().*)", _read_typed),
         (
             _START + r"Initializing an? (?:V1 |V0 )?LLM engine \(v([0-9][\w.+-]{0,60})\) with config: (.*)",
