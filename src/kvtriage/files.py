@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,8 +82,10 @@ def sync_folder(folder: Path) -> None:
 def write_atomic(path: Path, data: bytes) -> None:
     """Write `data` to `path`, all of it or nothing, and return when it is on the disk.
 
-    Raises StorageError.
+    Raises StorageError, and BadInput for a device, a pipe or a link, none of which a file may take the place of.
     """
+    if os.path.lexists(path) and not os.path.isdir(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        raise BadInput(f"cannot write {path}: it is a link, a pipe or a device", hint="choose another place")
     with writing(path):
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:

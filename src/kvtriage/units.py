@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["GIB", "KIB", "MIB", "format_bytes", "format_seconds", "format_tokens", "parse_bytes"]
+from collections.abc import Sequence
+
+__all__ = ["GIB", "KIB", "MIB", "format_bytes", "format_bytes_alike", "format_seconds", "format_tokens", "parse_bytes"]
 
 KIB = 1024
 MIB = 1024**2
@@ -16,11 +18,24 @@ def format_bytes(count: float) -> str:
 
     Three significant digits are enough to compare; JSON keeps the bytes.
     """
-    size = abs(count)
+    unit, name = _unit_of(count)
+    return f"{count / unit:,.1f} {name}" if unit > 1 else f"{count:,.0f} B"
+
+
+def format_bytes_alike(counts: Sequence[float]) -> tuple[str, ...]:
+    """Amounts to be compared, all in one unit: ('1,155.4 MiB', '577.7 MiB').
+
+    The smallest that is not 0 has at least two digits before the point, so that a hundredth of it is seen.
+    """
+    unit, name = _unit_of(min([abs(count) for count in counts if count], default=0) / 10)
+    return tuple(f"{count / unit:,.1f} {name}" if unit > 1 else f"{count:,.0f} B" for count in counts)
+
+
+def _unit_of(count: float) -> tuple[int, str]:
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if size >= unit:
-            return f"{count / unit:,.1f} {name}"
-    return f"{count:,.0f} B"
+        if abs(count) >= unit:
+            return unit, name
+    return 1, "B"
 
 
 def format_seconds(seconds: float) -> str:

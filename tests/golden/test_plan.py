@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kvtriage.cli.plan import plan_command
+from kvtriage.cli.plan.command import plan_command
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"
@@ -39,12 +39,14 @@ def test_json(model: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_text(model: str) -> None:
-    assert plan(model) == (HERE / model / "plan.txt").read_text()
+    assert plan(model, "--explain") == (HERE / model / "plan.txt").read_text()
 
 
 def test_the_reference_page_shows_what_the_command_prints() -> None:
     page = (DOCS / "reference" / "plan.md").read_text()
     assert plan("gpt_oss_20b") in page
+    for paragraph in plan("gpt_oss_20b", "--explain").split("\n\n"):
+        assert paragraph.strip() in page, paragraph
 
 
 def test_the_concept_page_has_the_figures() -> None:

@@ -28,14 +28,29 @@ def read_object(path: Path, limit_bytes: int, hint: str) -> tuple[dict[str, obje
 
 
 def parse_object(data: bytes, source: str, hint: str) -> dict[str, object]:
-    """Raises ModelError when `data` is not JSON in UTF-8, or not an object."""
+    """Raises ModelError when `data` is not JSON in UTF-8, not an object, or says two things under one key."""
+
+    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for key, value in pairs:
+            if key in found and _written(found[key]) != _written(value):
+                shown = ascii(key if len(key) <= 60 else f"{key[:60]}...")
+                raise ModelError(f"{source} contradicts itself: it states {shown} twice", hint=hint)
+            found[key] = value
+        return found
+
     try:
-        value = json.loads(data.decode("utf-8"))
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{source} is not JSON", hint=hint) from error
     if not isinstance(value, dict):
         raise ModelError(f"{source} is JSON, but not an object", hint=hint)
     return value
+
+
+def _written(value: object) -> str:
+    """As text, where true is not 1, and NaN is itself."""
+    return json.dumps(value, sort_keys=True)
 
 
 def encode_object(value: object) -> bytes:

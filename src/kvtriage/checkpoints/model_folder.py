@@ -17,6 +17,7 @@ from kvtriage.checkpoints.links import check_links, followed, is_plain_name
 from kvtriage.checkpoints.safetensors_file import ShardHeader, read_header
 from kvtriage.errors import ModelError
 from kvtriage.files import sha256_bytes, sha256_file
+from kvtriage.kvcache.declared import read_declared_cache
 from kvtriage.units import MIB
 
 __all__ = ["INDEX_NAME", "WEIGHTS_NAME", "ModelFolder", "load_model_folder"]
@@ -28,6 +29,7 @@ _CONFIG_LIMIT = 16 * MIB
 _INDEX_LIMIT = 256 * MIB
 _TOKENIZER_VOCABULARIES = ("tokenizer.json", "tokenizer.model")
 _TOKENIZER_CONFIG = "tokenizer_config.json"
+_SIDE_FILE = "hf_quant_config.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _FOLDER_HINT = "give a Hugging Face model folder: config.json, *.safetensors and the tokenizer's files"
 
@@ -52,7 +54,7 @@ class ModelFolder:
     parameters: int
     """Elements of all tensors; 0 when the weights were not read."""
     already_fp8: str | None = None
-    """The `kv_cache_scheme` that the checkpoint declares itself, in words; None for most."""
+    """What the checkpoint itself says of its cache, in words, where it brings scales or an FP8 cache; None for most."""
 
 
 def load_model_folder(path: Path, *, trust_remote_code: bool, weights: bool = True) -> ModelFolder:
@@ -65,7 +67,7 @@ def load_model_folder(path: Path, *, trust_remote_code: bool, weights: bool = Tr
     architecture = _architecture(folder, config)
     if not trust_remote_code:
         _refuse_remote_code(folder / "config.json", config)
-    already_fp8 = _kv_cache_scheme(config)
+    already_fp8 = _already_fp8(folder, config)
     if not weights:
         fingerprint = sha256_bytes(b"config.json\0" + config_bytes)
         return ModelFolder(folder, config, architecture, {}, fingerprint, 0, already_fp8)
@@ -111,13 +113,14 @@ def _refuse_remote_code(file: Path, config: Mapping[str, object]) -> None:
         )
 
 
-def _kv_cache_scheme(config: Mapping[str, object]) -> str | None:
-    match config.get("quantization_config"):
-        case {"kv_cache_scheme": {**scheme}, **rest} if scheme:
-            method = rest.get("quant_method", "an unnamed method")
-            return f"{method}: " + ", ".join(f"{key} {value}" for key, value in sorted(scheme.items()))
-        case _:
-            return None
+def _already_fp8(folder: Path, config: Mapping[str, object]) -> str | None:
+    side_file = followed(folder, _SIDE_FILE)
+    beside = None
+    if side_file.is_file():
+        beside, _ = read_object(side_file, _CONFIG_LIMIT, "restore it from where the model came from")
+    declared = read_declared_cache(config, beside)
+    brings_its_own = declared.is_fp8 or declared.scaling is not None or declared.refused is not None
+    return declared.because if brings_its_own else None
 
 
 def _tokenizer_files(folder: Path, trust_remote_code: bool) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """The door: one command, its verbs loaded only when called, and one voice for every error.
 
-Exit codes: 0 decided or done, 2 bad input, 3 cannot tell yet, 4 the engine, 5 the case is busy,
-6 the disk, 130 interrupted, 141 the reader of stdout went away, 1 a fault of kvtriage itself.
+Exit codes: 0 decided or done, 1 a fault of kvtriage itself, 2 bad input, 3 cannot tell yet, 4 the engine, 5 the case
+is busy, 6 the disk, 130 interrupted, 141 the reader of stdout went away. Where `plan --against` has compared a server's
+figures with its own, 0 says that they agree, 1 that one differs, 3 that it cannot be told.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _WRITE_FAILS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 _COMMANDS = {
     "run": ("kvtriage.cli.run", "run_command", "The whole job: from a model and your text to a verdict."),
-    "plan": ("kvtriage.cli.plan", "plan_command", "Price a KV cache from config.json; no weights needed."),
+    "plan": ("kvtriage.cli.plan.command", "plan_command", "Price a KV cache from config.json; no weights needed."),
     "calibrate": ("kvtriage.cli.verbs", "calibrate_command", "Observe K and V, fit scales, write checkpoints."),
     "diagnose": ("kvtriage.cli.verbs", "diagnose_command", "Find the layers, heads and types that FP8 hurts."),
     "ablate": ("kvtriage.cli.verbs", "ablate_command", "Measure BF16 and the FP8 arms against each other."),
@@ -90,8 +91,8 @@ def kvtriage() -> None:
     Example:
       kvtriage run demo:gemma3-270m --data demo:english --out case/
 
-    Exit codes: 0 decided or done, 2 bad input, 3 cannot tell yet, 4 engine, 5 case folder busy,
-    6 disk, 130 interrupted.
+    Exit codes: 0 decided or done, 1 a fault of kvtriage, 2 bad input, 3 cannot tell yet, 4 engine,
+    5 case folder busy, 6 disk, 130 interrupted. 'plan --against': 1 the figures differ.
     """
 
 

@@ -10,6 +10,7 @@ is dropped. Summed over all layers, and over all sequences of a batch,
 
 Window and context decide how the two compare. In gpt-oss-20b half of the 24 layers slide over
 128 tokens, yet at T = 32,768 they retain 12·128 = 1,536 of A = 394,752 positions: 0.4 %.
+(A layer that compresses its past retains one position more for every r tokens: min(T, W) + ⌊T/r⌋.)
 
 **Bytes.** One position has num_kv_heads × (head_dim + head_dim_v) elements, K and V together. Let
 C be that many bytes: one position at one byte per element. E4M3 takes one byte and BF16 two, so
@@ -29,8 +30,8 @@ It is 2 with nothing skipped and 1 with everything skipped. Skip half of the lay
 the same, and S = A/2 gives 4/3. Skip gpt-oss's sliding half, and S = 1,536 gives 1.99225: the
 skip costs C·S = 1,024·1,536 bytes, 1.5 MiB.
 
-**What no policy reaches.** A recurrent state, the keys of a sparse layer's index, a compressed second
-memory: bytes that a layer holds beside K and V, and that stay as they are. They are in all three sums
+**What no policy reaches.** A recurrent state, the keys of a sparse layer's index, what waits to be
+compressed: bytes that a layer holds beside K and V, and that stay as they are. They are in all three sums
 alike, so a model with many of them gains less than 2, and a state the less the shorter the context.
 
 **Scales.** Static scales are float32, four bytes each. A layer with H query heads and Hkv KV heads
@@ -59,7 +60,15 @@ from dataclasses import dataclass
 from kvtriage.kvcache.policy import CachePolicy, Format, Fp8, Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerSpec
 
-__all__ = ["LayerPrice", "Worksheet", "capacity_tokens", "price_layers", "price_policy"]
+__all__ = [
+    "SCALARS_PER_LAYER",
+    "SCALE_BYTES",
+    "LayerPrice",
+    "Worksheet",
+    "capacity_tokens",
+    "price_layers",
+    "price_policy",
+]
 
 BF16_BYTES = 2
 SCALE_BYTES = 4

@@ -18,7 +18,7 @@ from __future__ import annotations
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Native, Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
-__all__ = ["skip_entries", "vllm_args"]
+__all__ = ["SLIDING_WINDOW", "skip_entries", "vllm_args"]
 
 DTYPE_FLAG = "--kv-cache-dtype"
 SKIP_FLAG = "--kv-cache-dtype-skip-layers"
@@ -60,11 +60,18 @@ def _is_servable(fmt: object) -> bool:
 def skip_entries(policy: CachePolicy, spec: CacheSpec) -> tuple[str, ...]:
     """Layer indices, or the one word that stands for all sliding layers.
 
+    A layer that reads another's cache goes as that one goes, whatever its own format: the engine decides on the dtype
+    of each by itself, and would read BF16 as FP8 where only one of the two is named.
     Raises ValueError for a policy that no server can apply: a probe, or mixed scalings.
     """
     if policy.scaling is None or not all(_is_servable(fmt) for fmt in policy.formats):
         raise ValueError("a probe or a policy of mixed scalings cannot be served")
-    skip_layers = policy.skip_layers
+    skipped = set(policy.skip_layers)
+    skip_layers = tuple(
+        layer.layer_idx
+        for layer in spec.layers
+        if (layer.layer_idx if layer.shares_with is None else layer.shares_with) in skipped
+    )
     if skip_layers and skip_layers == spec.layers_of(LayerKind.SLIDING):
         return (SLIDING_WINDOW,)
     return tuple(str(layer_idx) for layer_idx in skip_layers)

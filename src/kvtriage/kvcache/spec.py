@@ -9,7 +9,7 @@ import enum
 import math
 from dataclasses import dataclass
 
-__all__ = ["CacheSpec", "Compressed", "IndexKeys", "LayerKind", "LayerSpec", "SideCache", "StateTensor"]
+__all__ = ["CacheSpec", "Compressor", "IndexKeys", "LayerKind", "LayerSpec", "SideCache", "StateTensor"]
 
 
 class LayerKind(enum.StrEnum):
@@ -18,7 +18,8 @@ class LayerKind(enum.StrEnum):
     FULL      every position before it
     SLIDING   the last W positions, its own included
     CHUNKED   its own aligned chunk of C positions (Llama 4)
-    LATENT    every position, one latent vector for K and V of all heads together (MLA)
+    LATENT    every position, one latent vector for K and V of all heads together (MLA); or the last
+              W positions, and of the rest a compressed memory (DeepSeek V4)
     CROSS     the encoder's output, however long the text
     STATE     no position: a recurrent state of fixed size stands for all of them
     NONE      nothing: the layer has no attention
@@ -69,21 +70,26 @@ class StateTensor:
 class IndexKeys:
     """What a sparse layer keeps to choose positions by: bytes of each, whatever the cache dtype.
 
-    The engine copies them to every rank.
+    Where it chooses among compressed positions there is one key for every `ratio` tokens. The engine
+    copies the keys to every rank.
     """
 
     position_bytes: int
+    ratio: int = 1
 
 
 @dataclass(frozen=True)
-class Compressed:
-    """A second memory of the whole text: one entry for every `ratio` positions, of a fixed size."""
+class Compressor:
+    """What waits to be compressed: bytes of each of the last `window_tokens` positions, whatever the cache dtype.
 
-    ratio: int
-    entry_bytes: int
+    The engine copies them to every rank.
+    """
+
+    window_tokens: int
+    position_bytes: int
 
 
-SideCache = StateTensor | IndexKeys | Compressed
+SideCache = StateTensor | IndexKeys | Compressor
 """What a layer holds beside its K and V. A cache policy does not reach it."""
 
 
@@ -98,6 +104,9 @@ class LayerSpec:
     A latent layer has one KV head: `head_dim` is the latent rank and the rotary part together, and
     `head_dim_v` is 0, for V is read from the same vector. A layer without K and V has 0 heads.
 
+    With a `compress_ratio` a layer retains, beside its window, one more position for every so many tokens
+    of the whole text: compressed from them, as wide as the others and stored as they are.
+
     A layer that `shares_with` an earlier one reads its cache and retains nothing of its own.
     """
 
@@ -109,6 +118,7 @@ class LayerSpec:
     head_dim_v: int
     window_tokens: int | None = None
     encoder_tokens: int | None = None
+    compress_ratio: int | None = None
     shares_with: int | None = None
     beside: tuple[SideCache, ...] = ()
 
@@ -129,13 +139,15 @@ class LayerSpec:
     def retained_positions(self, context_len: int) -> int:
         """Positions whose K and V are held after `context_len` tokens, at the most.
 
-        T, or min(T, W) in a sliding or chunked layer; the encoder's in a cross-attention layer.
+        T, or min(T, W) with a window or a chunk; the encoder's in a cross-attention layer. A `compress_ratio`
+        adds its compressed positions, those of whole groups of tokens.
         """
         if not self.holds_kv:
             return 0
         if self.encoder_tokens is not None:
             return self.encoder_tokens
-        return context_len if self.window_tokens is None else min(context_len, self.window_tokens)
+        seen = context_len if self.window_tokens is None else min(context_len, self.window_tokens)
+        return seen if self.compress_ratio is None else seen + context_len // self.compress_ratio
 
     def side_bytes(self, context_len: int) -> int:
         """Bytes held beside K and V after `context_len` tokens of one sequence."""
@@ -144,10 +156,10 @@ class LayerSpec:
             match cache:
                 case StateTensor():
                     held += cache.sequence_bytes
-                case IndexKeys(position_bytes):
-                    held += position_bytes * context_len
-                case Compressed(ratio, entry_bytes):
-                    held += entry_bytes * (context_len // ratio)
+                case IndexKeys(position_bytes, ratio):
+                    held += position_bytes * (context_len // ratio)
+                case Compressor(window_tokens, position_bytes):
+                    held += position_bytes * min(context_len, window_tokens)
         return held
 
 
@@ -157,6 +169,9 @@ class CacheSpec:
 
     `draft_layers` are those of the checkpoint's own drafter (MTP): they hold a cache only where the
     engine speculates. Their `layer_idx` goes on from L.
+
+    `default_model_len` is the length that vLLM serves unless told otherwise, in tokens, where that is not
+    `max_model_len`.
     """
 
     model_type: str
@@ -164,6 +179,7 @@ class CacheSpec:
     max_model_len: int
     assumed: tuple[str, ...] = ()
     draft_layers: tuple[LayerSpec, ...] = ()
+    default_model_len: int | None = None
 
     @property
     def num_layers(self) -> int:

@@ -72,10 +72,20 @@ def test_the_fingerprint_follows_one_bit_of_a_weight(make_folder: FolderMaker) -
 
 
 def test_a_declared_kv_cache_scheme_is_told(make_folder: FolderMaker) -> None:
-    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
     config = {"quantization_config": {"quant_method": "compressed-tensors", "kv_cache_scheme": scheme}}
     told = load(make_folder(config=config)).already_fp8
-    assert told == "compressed-tensors: num_bits 8, strategy tensor, type float"
+    assert told is not None
+    assert told.endswith(
+        "of compressed-tensors has kv_cache_scheme num_bits 8, strategy tensor, symmetric true, type float"
+    )
+
+
+def test_the_side_file_of_modelopt_is_told(make_folder: FolderMaker) -> None:
+    folder = make_folder()
+    declared = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(declared))
+    assert load(folder).already_fp8 == "hf_quant_config.json of ModelOpt has kv_cache_quant_algo FP8"
 
 
 def test_a_null_kv_cache_scheme_is_none(make_folder: FolderMaker) -> None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Native, Scaling
-from kvtriage.kvcache.server_args import vllm_args
+from kvtriage.kvcache.server_args import skip_entries, vllm_args
+from kvtriage.kvcache.skip_words import read_skip_words
 from kvtriage.kvcache.spec import LayerKind
 from tests.unit.kvcache.models import GPT_OSS_20B, layer, spec_of
 
@@ -54,6 +57,19 @@ def test_exactly_the_sliding_layers_go_by_name() -> None:
 def test_other_sets_never_go_by_that_name(skip: tuple[int, ...]) -> None:
     args = vllm_args(CachePolicy.fp8(24, Scaling.UNIT, skip), GPT_OSS_20B, None)
     assert args[3:] == tuple(str(idx) for idx in sorted(skip))
+
+
+SHARED = spec_of(layer(0, 4), layer(1), replace(layer(2, 4), shares_with=0), replace(layer(3), shares_with=1))
+
+
+@pytest.mark.parametrize(
+    ("skip", "words"),
+    [((0,), ("sliding_window",)), ((0, 2), ("sliding_window",)), ((1,), ("1", "3")), ((0, 3), ("sliding_window",))],
+)
+def test_a_layer_that_reads_anothers_cache_goes_with_it(skip: tuple[int, ...], words: tuple[str, ...]) -> None:
+    entries = skip_entries(CachePolicy.fp8(4, Scaling.UNIT, skip), SHARED)
+    assert entries == words
+    assert read_skip_words(entries, SHARED).said == ()
 
 
 def test_every_layer_sliding_and_skipped_is_native() -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from kvtriage.kvcache.spec import LayerKind
+from kvtriage.kvcache.spec import Compressor, IndexKeys, LayerKind
 from tests.unit.kvcache.models import GPT_OSS_20B, layer, spec_of
 
 
@@ -13,6 +15,19 @@ def test_a_sliding_layer_retains_its_window(context_len: int, retained: int) -> 
 
 def test_a_full_layer_retains_everything() -> None:
     assert layer().retained_positions(32768) == 32768
+
+
+@pytest.mark.parametrize(
+    ("context_len", "retained"), [(1, 1), (3, 3), (4, 4 + 1), (7, 7 + 1), (8, 8 + 2), (9, 8 + 2), (4096, 8 + 1024)]
+)
+def test_compressed_positions_come_beside_the_window(context_len: int, retained: int) -> None:
+    assert replace(layer(window_tokens=8), compress_ratio=4).retained_positions(context_len) == retained
+
+
+@pytest.mark.parametrize(("context_len", "keys", "waiting"), [(1, 0, 1), (4, 1, 4), (9, 2, 8), (4096, 1024, 8)])
+def test_what_stands_beside_a_compressed_memory(context_len: int, keys: int, waiting: int) -> None:
+    compressed = replace(layer(), beside=(IndexKeys(132, ratio=4), Compressor(window_tokens=8, position_bytes=4096)))
+    assert compressed.side_bytes(context_len) == 132 * keys + 4096 * waiting
 
 
 def test_elements_count_k_and_v_of_different_width() -> None:

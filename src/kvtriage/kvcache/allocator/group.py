@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtriage.kvcache.allocator.layers import ChunkedLayer, FullLayer, MlaLayer, SlidingLayer
+from kvtriage.kvcache.allocator.layers import ChunkedLayer, FullLayer, IndexLayer, MlaLayer, SlidingLayer
 from kvtriage.kvcache.allocator.pages import LayerPage
 
 __all__ = ["Group", "PageType", "are_of_one_type", "type_of"]
@@ -34,7 +34,7 @@ class Group:
 def type_of(page: LayerPage) -> PageType:
     """Pages of one type need the same tokens in a block, whatever their bytes, so one table serves them."""
     match page.layer:
-        case MlaLayer():
+        case MlaLayer() | IndexLayer():
             return FullLayer, page.block_size, 0
         case SlidingLayer(window=window):
             return SlidingLayer, page.block_size, window

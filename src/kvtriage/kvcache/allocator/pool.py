@@ -11,11 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtriage.kvcache.allocator.group import Group, are_of_one_type
-from kvtriage.kvcache.allocator.layers import ChunkedLayer, FullLayer, LayerStack, MlaLayer, SlidingLayer, StateLayer
+from kvtriage.kvcache.allocator.layers import (
+    ChunkedLayer,
+    FullLayer,
+    IndexLayer,
+    LayerStack,
+    MlaLayer,
+    SlidingLayer,
+    StateLayer,
+)
 from kvtriage.kvcache.allocator.packing import pack
 from kvtriage.kvcache.allocator.pages import LayerPage, PageRules, ceil_div, make_pages, resolve_rules
-from kvtriage.kvcache.allocator.refusal import EngineRefused, Reason
+from kvtriage.kvcache.allocator.refusal import EngineRefused, Reason, not_modelled
 from kvtriage.kvcache.allocator.settings import HybridManager, PoolSettings
+from kvtriage.kvcache.allocator.stages import widest_stage_bytes
 
 __all__ = ["Pool", "build_pool"]
 
@@ -25,7 +34,10 @@ CLOSE_ENOUGH = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """How the engine cuts its memory, whatever the memory. No groups: the model has no cache."""
+    """How the engine cuts its memory, whatever the memory. No groups: the model has no cache.
+
+    `bytes_per_block` are those of the widest group, with pipeline parallelism on the stage that holds most of it.
+    """
 
     rules: PageRules
     settings: PoolSettings
@@ -38,13 +50,20 @@ class Pool:
 
 
 def build_pool(stack: LayerStack, settings: PoolSettings) -> Pool:
-    """Raises EngineRefused where the engine would not start."""
+    """Raises EngineRefused where the engine would not start, UnsupportedModel where that is not modelled."""
     uses_hybrid_manager = _uses_hybrid_manager(stack, settings)
     rules = resolve_rules(stack, settings)
     pages = make_pages(stack, settings, rules)
     _check_layout(pages, settings)
     groups = _make_groups(pages, settings, uses_hybrid_manager=uses_hybrid_manager)
-    return Pool(rules, settings, groups, max([group.filled_bytes for group in groups], default=0))
+    return Pool(rules, settings, groups, _bytes_per_block(stack, settings, groups))
+
+
+def _bytes_per_block(stack: LayerStack, settings: PoolSettings, groups: Sequence[Group]) -> int:
+    stages = settings.pipeline_parallel_size
+    if stages == 1 or not groups:
+        return max([group.filled_bytes for group in groups], default=0)
+    return widest_stage_bytes(groups, stack.num_layers, stages)
 
 
 def _uses_hybrid_manager(stack: LayerStack, settings: PoolSettings) -> bool:
@@ -64,7 +83,7 @@ def _check_layout(pages: Sequence[LayerPage], settings: PoolSettings) -> None:
         return
     shapes = {
         (0, 0, page.page_bytes)
-        if isinstance(page.layer, StateLayer)
+        if isinstance(page.layer, IndexLayer | StateLayer)
         else (page.layer.num_kv_heads, page.block_size, page.page_bytes)
         for page in pages
     }
@@ -82,6 +101,8 @@ def _make_groups(
     if not pages:
         return ()
     if are_of_one_type(pages):
+        if settings.layout.has_blocks_outermost and any(isinstance(page.layer, IndexLayer) for page in pages):
+            raise not_modelled("the rows of a sparse index beside latents in one block")
         return (Group(pages, 1),)
     if not uses_hybrid_manager:
         return (Group(_promote(pages), 1),)
@@ -89,8 +110,10 @@ def _make_groups(
     if all(page.page_bytes == largest for page in pages):
         return _deal(pages)
     if settings.layout.has_blocks_outermost:
+        if settings.pipeline_parallel_size > 1:
+            raise not_modelled("pages of several sizes side by side, over several pipeline stages")
         return pack(pages)
-    if any(isinstance(page.layer, MlaLayer) and largest % page.page_bytes for page in pages):
+    if any(isinstance(page.layer, MlaLayer | IndexLayer) and largest % page.page_bytes for page in pages):
         return (Group(_allocate_fully(pages), 1),)
     return _deal([_widened(page, largest) for page in pages])
 
@@ -100,13 +123,13 @@ def _make_groups(
 
 def _promote(pages: Sequence[LayerPage]) -> tuple[LayerPage, ...]:
     """Local layers become full ones for the allocator; what they compute stays as it was."""
-    full_blocks = {page.block_size for page in pages if isinstance(page.layer, FullLayer | MlaLayer)}
+    full_blocks = {page.block_size for page in pages if isinstance(page.layer, FullLayer | MlaLayer | IndexLayer)}
     block_size = full_blocks.pop() if len(full_blocks) == 1 else None
     promoted = tuple(_promoted(page, block_size) for page in pages)
     if all(isinstance(page.layer, FullLayer) for page in promoted):
         _check_windows({page.layer.window for page in pages if isinstance(page.layer, SlidingLayer)})
         _check_windows({page.layer.chunk for page in pages if isinstance(page.layer, ChunkedLayer)})
-    has_full = any(isinstance(page.layer, FullLayer | MlaLayer) for page in pages)
+    has_full = any(isinstance(page.layer, FullLayer | MlaLayer | IndexLayer) for page in pages)
     if not has_full or not are_of_one_type(promoted):
         raise EngineRefused(
             "ValueError", Reason.NOT_PROMOTED, "without the hybrid manager these layers cannot share one block table"
@@ -122,7 +145,7 @@ def _promoted(page: LayerPage, full_block: int | None) -> LayerPage:
     natural = page.natural_bytes * block_size // page.block_size
     padded = None if page.padded_bytes is None else max(page.padded_bytes, natural)
     full = FullLayer(layer.num_kv_heads, layer.head_size, layer.head_size_v)
-    return LayerPage(full, page.dtype, block_size, natural, padded, page.num_layers)
+    return LayerPage(full, page.dtype, block_size, natural, padded, page.num_layers, page.places)
 
 
 def _check_windows(sizes: set[int]) -> None:
@@ -164,7 +187,7 @@ def _widened(page: LayerPage, largest: int) -> LayerPage:
     ratio = largest // page_bytes
     natural = page.natural_bytes * ratio
     if page.padded_bytes is None:
-        return LayerPage(page.layer, page.dtype, page.block_size * ratio, natural, None, page.num_layers)
+        return LayerPage(page.layer, page.dtype, page.block_size * ratio, natural, None, page.num_layers, page.places)
     # The engine multiplies the block and leaves the padding as it was, which its own assertions catch.
     if page.padded_bytes < natural:
         raise EngineRefused(

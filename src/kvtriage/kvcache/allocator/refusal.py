@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["EngineRefused", "Reason", "Refusal"]
+from kvtriage.errors import UnsupportedModel
+
+__all__ = ["EngineRefused", "Reason", "Refusal", "not_modelled"]
 
 
 class Reason(enum.StrEnum):
@@ -13,17 +15,20 @@ class Reason(enum.StrEnum):
 
     BLOCK_SIZE = "block_size_has_no_backend"
     CACHE_DTYPE = "cache_dtype_unknown"
+    CONTEXT_PARALLEL = "context_parallel_not_supported"
     HEADS = "heads_do_not_divide"
     HYBRID_MANAGER = "hybrid_manager_not_supported"
     LAYOUT = "layout_not_supported"
     LAYOUT_PADDING = "layout_cannot_pad"
     LENGTH = "no_length_fits"
+    MAMBA = "mamba_flags_not_supported"
     MEMORY = "no_memory"
     NOT_PROMOTED = "no_unified_type"
     PADDED_PAGE = "padded_page_too_small"
     PAGE_SIZES = "pages_not_unified"
     REQUEST = "request_does_not_fit"
     SPLIT = "padded_page_cannot_be_split"
+    STAGES = "stage_without_cache"
     WINDOWS = "window_sizes_differ"
 
 
@@ -47,3 +52,11 @@ class EngineRefused(Exception):
     def __init__(self, error_type: str, reason: Reason, detail: str) -> None:
         super().__init__(detail)
         self.refusal = Refusal(error_type, reason, detail)
+
+
+def not_modelled(what: str) -> UnsupportedModel:
+    """An error of kvtriage's own, not the engine's: the figures would be guesses."""
+    return UnsupportedModel(
+        f"kvtriage does not model {what}",
+        hint="docs/reference/capacity.md lists what is modelled; the worksheet needs none of it",
+    )

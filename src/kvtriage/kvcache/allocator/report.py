@@ -8,6 +8,7 @@ from kvtriage.kvcache.allocator.layers import (
     ChunkedLayer,
     CrossLayer,
     FullLayer,
+    IndexLayer,
     LayerStack,
     MlaLayer,
     SlidingLayer,
@@ -17,11 +18,22 @@ from kvtriage.kvcache.allocator.pages import FLASHINFER_BLOCKS, LayerPage, ceil_
 from kvtriage.kvcache.allocator.pool import Pool, build_pool
 from kvtriage.kvcache.allocator.refusal import EngineRefused, Reason, Refusal
 from kvtriage.kvcache.allocator.settings import Backend, PoolSettings, ServingLimits
+from kvtriage.kvcache.versions import MODELLED, EngineVersion
 from kvtriage.units import format_bytes
 
-__all__ = ["Capacity", "allocate", "blocks_of_layer", "blocks_per_request", "report_capacity"]
+__all__ = ["Capacity", "CapacityLine", "allocate", "blocks_of_layer", "blocks_per_request", "report_capacity"]
 
 LONGEST_SEARCHED = 2**40
+HEADED = FullLayer | SlidingLayer | ChunkedLayer | CrossLayer
+"""Layers whose pages hold K and V by heads."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityLine:
+    """The two figures of a start-up log: tokens, and requests of the full length at once."""
+
+    tokens: int
+    max_concurrency: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +55,28 @@ class Capacity:
     max_concurrency: float
     reported_tokens: int
     breaks: Refusal | None = None
+    decode_context_parallel_size: int = 1
 
     @property
     def tokens_by_blocks(self) -> int:
         """The line as it was before 0.21: blocks shared out to the groups, times the smallest block."""
         blocks = [page.block_size or self.max_model_len for group in self.pool.groups for page in group.pages]
-        return self.num_blocks // self.pool.num_groups * min(blocks) if blocks else 0
+        if not blocks:
+            return 0
+        return self.num_blocks // self.pool.num_groups * min(blocks) * self.decode_context_parallel_size
+
+    def reported(self, version: EngineVersion = MODELLED) -> CapacityLine:
+        """The figures as that release prints them."""
+        if version.derives_tokens_from_concurrency:
+            return CapacityLine(self.reported_tokens, self.max_concurrency)
+        tokens = self.tokens_by_blocks
+        if version.counts_requests_by_blocks:
+            return CapacityLine(tokens, self.max_concurrency)
+        return CapacityLine(tokens, tokens / self.max_model_len if self.max_model_len else 0.0)
 
 
 def allocate(stack: LayerStack, settings: PoolSettings, limits: ServingLimits) -> Capacity | Refusal:
-    """What vLLM 0.32 reports for this model and these flags, or how it refuses them."""
+    """What vLLM 0.32 reports for this model and these flags, or how it refuses them. Raises UnsupportedModel."""
     try:
         return report_capacity(build_pool(stack, settings), limits)
     except EngineRefused as refused:
@@ -86,7 +110,14 @@ def report_capacity(pool: Pool, limits: ServingLimits) -> Capacity:
     _check_padding(pool)
     max_concurrency = num_blocks / needed
     return Capacity(
-        pool, length, num_blocks, needed, max_concurrency, int(max_concurrency * length), _broken_view(pool)
+        pool,
+        length,
+        num_blocks,
+        needed,
+        max_concurrency,
+        int(max_concurrency * length),
+        _broken_view(pool),
+        limits.decode_context_parallel_size,
     )
 
 
@@ -102,16 +133,24 @@ def blocks_of_layer(page: LayerPage, settings: PoolSettings, limits: ServingLimi
     """Blocks of one group with this page. A window may start inside a block, hence the one more."""
     block = page.block_size or length
     match page.layer:
-        case FullLayer() | MlaLayer():
-            return ceil_div(length, block)
+        case FullLayer() | MlaLayer() | IndexLayer():
+            return ceil_div(ceil_div(length, limits.decode_context_parallel_size), block)
         case SlidingLayer(window=window):
-            return ceil_div(min(window - 1 + limits.tokens_in_flight, length), block) + 1
+            if limits.decode_context_parallel_size > 1:
+                raise EngineRefused(
+                    "AssertionError",
+                    Reason.CONTEXT_PARALLEL,
+                    "decode context parallelism does not know sliding windows",
+                )
+            held = window - 1 + limits.retained_tokens + limits.tokens_in_flight
+            return ceil_div(min(held, length), block) + 1
         case ChunkedLayer(chunk=chunk):
             return ceil_div(min(chunk + limits.tokens_in_flight, length), block)
         case CrossLayer():
             return ceil_div(limits.max_num_encoder_input_tokens, block)
-        case StateLayer():
-            return 2 if settings.prefix_caching else 1
+        case StateLayer(checkpoint_blocks=checkpoint_blocks):
+            kept = 2 + checkpoint_blocks if settings.prefix_caching else 1
+            return kept + settings.num_speculative_tokens
 
 
 def _longest_that_fits(pool: Pool, limits: ServingLimits, num_blocks: int, longest: int) -> int:
@@ -145,7 +184,7 @@ def _check_padding(pool: Pool) -> None:
         return
     for group in pool.groups:
         for page in group.pages:
-            if page.padded_bytes is not None and not isinstance(page.layer, StateLayer) and page.layer.num_kv_heads > 1:
+            if page.padded_bytes is not None and isinstance(page.layer, HEADED) and page.layer.num_kv_heads > 1:
                 raise EngineRefused(
                     "AssertionError",
                     Reason.LAYOUT_PADDING,
@@ -170,4 +209,4 @@ def _broken_view(pool: Pool) -> Refusal | None:
 
 
 def _is_split(page: LayerPage) -> bool:
-    return not isinstance(page.layer, MlaLayer | StateLayer) and page.block_size not in FLASHINFER_BLOCKS
+    return isinstance(page.layer, HEADED) and page.block_size not in FLASHINFER_BLOCKS

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Backend", "CacheDtype", "HybridManager", "Layout", "PoolSettings", "ServingLimits"]
+__all__ = [
+    "CACHE_DTYPES",
+    "LAYOUT_ALIASES",
+    "Backend",
+    "CacheDtype",
+    "HybridManager",
+    "Layout",
+    "MambaDtype",
+    "PoolSettings",
+    "ServingLimits",
+    "SpeculativeMethod",
+]
 
 
 class CacheDtype(enum.StrEnum):
@@ -21,12 +33,52 @@ class CacheDtype(enum.StrEnum):
         return 1 if self is CacheDtype.FP8 else 2
 
 
+CACHE_DTYPES: Mapping[str, CacheDtype] = {
+    **{dtype.value: dtype for dtype in CacheDtype},
+    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2", "fp8_inc"), CacheDtype.FP8),
+}
+"""The engine's words whose pages are modelled."""
+
+
+class MambaDtype(enum.StrEnum):
+    """--mamba-cache-dtype and --mamba-ssm-cache-dtype. AUTO is what the model says (config/cache.py:62)."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+    @property
+    def element_bytes(self) -> int:
+        """Raises ValueError for AUTO, which only the model knows."""
+        if self is MambaDtype.AUTO:
+            raise ValueError("auto has the bytes that the model says")
+        return 4 if self is MambaDtype.FLOAT32 else 2
+
+
+class SpeculativeMethod(enum.StrEnum):
+    """How tokens are guessed ahead, as far as it matters to the cache. Drafters of other methods are not modelled.
+
+    MTP     by the checkpoint's own drafter: its layers hold a cache
+    EAGLE   by a drafter from another checkpoint, EAGLE 1 or 3, which goes on where the model's layers end
+    NGRAM   by looking back in the text: no layer, and no asynchronous scheduling (config/vllm.py:1585-1600)
+    """
+
+    MTP = "mtp"
+    EAGLE = "eagle"
+    NGRAM = "ngram"
+
+
 class Backend(enum.StrEnum):
-    """The attention backend, as far as its block sizes matter. MLA layers have backends of their own."""
+    """The attention backend, as far as its block sizes matter. MLA layers have backends of their own.
+
+    CPU_ATTN stands for the platform too: on CPUs pages are not aligned beforehand, and no step is scheduled ahead.
+    """
 
     FLASH_ATTN = "FLASH_ATTN"
     FLASHINFER = "FLASHINFER"
     TRITON_ATTN = "TRITON_ATTN"
+    CPU_ATTN = "CPU_ATTN"
 
 
 class Layout(enum.StrEnum):
@@ -49,6 +101,10 @@ class Layout(enum.StrEnum):
         return "H" not in self.value[:2]
 
 
+LAYOUT_ALIASES: Mapping[str, Layout] = {"NHD": Layout.LBNHC, "HND": Layout.LBHNC}
+"""The names that the variable took before it had six values."""
+
+
 class HybridManager(enum.StrEnum):
     """AUTO, --no-disable-hybrid-kv-cache-manager, --disable-hybrid-kv-cache-manager."""
 
@@ -63,7 +119,8 @@ class PoolSettings:
 
     `skip_layers` is --kv-cache-dtype-skip-layers word for word: 'sliding_window' and layer indices
     mean something, every other word is ignored, as the engine ignores it. `allow_chunked_hybrid` is
-    VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE.
+    VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE. Each speculative token takes a state of its own
+    (model_executor/layers/mamba/abstract.py:79).
     """
 
     cache_dtype: CacheDtype = CacheDtype.AUTO
@@ -75,6 +132,8 @@ class PoolSettings:
     hybrid_manager: HybridManager = HybridManager.AUTO
     allow_chunked_hybrid: bool = True
     prefix_caching: bool = True
+    num_speculative_tokens: int = 0
+    pipeline_parallel_size: int = 1
 
     @property
     def primary_dtype(self) -> CacheDtype:
@@ -86,8 +145,10 @@ class PoolSettings:
 class ServingLimits:
     """What decides how many blocks there are and how many one request may hold.
 
-    `max_model_len` None is -1: the longest that fits, at most `longest_model_len`. With asynchronous
-    scheduling two batches are in flight, so a sliding layer must have room for both.
+    `max_model_len` None is -1: the longest that fits, at most `longest_model_len`. A sliding layer must have
+    room for all `batches_in_flight`: None is two with asynchronous scheduling, else one. For a drafter of several
+    modules it keeps `retained_tokens` more than its window (v1/core/kv_cache_utils.py:2585). Ranks of decode context
+    parallelism share out the tokens of full and latent layers.
     """
 
     available_bytes: int
@@ -97,7 +158,13 @@ class ServingLimits:
     max_num_encoder_input_tokens: int = 0
     num_gpu_blocks_override: int | None = None
     longest_model_len: int | None = None
+    batches_in_flight: int | None = None
+    retained_tokens: int = 0
+    decode_context_parallel_size: int = 1
 
     @property
     def tokens_in_flight(self) -> int:
-        return self.max_num_batched_tokens * (2 if self.async_scheduling else 1)
+        batches = self.batches_in_flight
+        if batches is None:
+            batches = 2 if self.async_scheduling else 1
+        return self.max_num_batched_tokens * batches

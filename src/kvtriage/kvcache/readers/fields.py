@@ -14,10 +14,21 @@ HINT = "take config.json as the model's authors published it; kvtriage does not 
 
 _LARGEST: Mapping[str, int] = {
     "num_hidden_layers": 4096,
+    "num_nextn_predict_layers": 4096,
+    "mtp_num_hidden_layers": 4096,
+    "num_mtp_modules": 4096,
     "num_attention_heads": 65536,
     "num_key_value_heads": 65536,
     "head_dim": 65536,
+    "global_head_dim": 65536,
+    "swa_head_dim": 65536,
+    "v_head_dim": 65536,
+    "swa_v_head_dim": 65536,
+    "sparse_index_dim": 65536,
+    "swa_num_attention_heads": 65536,
     "hidden_size": 2**20,
+    "image_size": 2**16,
+    "max_num_tiles": 2**10,
 }
 _LARGEST_OTHERWISE = 2**40
 
@@ -45,19 +56,24 @@ class Fields:
     assumed: list[str] = field(default_factory=list)
 
     def with_documented(self, documented: Mapping[str, int]) -> Fields:
-        """The same keys, with defaults for some that may be absent."""
-        return replace(self, documented=documented)
+        """The same keys, with defaults for some more that may be absent."""
+        return replace(self, documented={**self.documented, **documented})
 
     def spelled(self, spellings: Mapping[str, tuple[str, ...]]) -> Fields:
         """The same keys, where the architecture has words of its own for some; errors name the word that is there."""
         return replace(self, spellings=spellings)
 
-    def inside(self, key: str) -> Fields:
-        """The keys of the object under `key`. Raises ModelError when there is none."""
+    def inside(self, key: str, inherited: Sequence[str] = ()) -> Fields:
+        """The keys of the object under `key`, which may leave the `inherited` ones to this one.
+
+        Raises ModelError when there is no such object.
+        """
         value = self.config.get(key)
-        if not isinstance(value, Mapping):
-            raise self._missing(key) if value is None else self._wrong(key, value, "an object")
-        return replace(self, config=value, prefix=f"{self.prefix}{key}.", documented={}, spellings={})
+        if value is None:
+            raise self._missing(key)
+        found = self._object(key, value)
+        left_to_this = {word: self.config[word] for word in inherited if word in self.config}
+        return replace(found, config={**left_to_this, **found.config})
 
     def stated(self, key: str) -> int | None:
         """A positive whole number; None where it is null, or absent and not documented.
@@ -84,7 +100,7 @@ class Fields:
     def count(self, key: str) -> int:
         """A whole number that may be 0, and is 0 where it is null or absent. Raises ModelError for anything else."""
         value = self.config.get(key)
-        return 0 if value == 0 and not isinstance(value, bool) else self.stated(key) or 0
+        return 0 if type(value) is int and value == 0 else self.stated(key) or 0
 
     def derive(self, key: str, value: int, because: str) -> int:
         """The stated number or else `value`, which is then recorded as assumed."""
@@ -93,6 +109,20 @@ class Fields:
             self.assume(self._words(key)[-1], value, because)
             return value
         return found
+
+    def window(self) -> int | None:
+        """sliding_window; None where there is none: null, 0, or absent and not documented.
+
+        vLLM 0.32 reads a 0 so (config/model.py:802).
+        """
+        return self.count("sliding_window") or None
+
+    def switch(self, key: str, *, absent: bool) -> bool:
+        """A switch that decides what is kept: where config.json leaves it out, its documented position is recorded."""
+        if key in self.config:
+            return self.flag(key)
+        self.assume(key, str(absent).lower(), f"the default of {self.architecture}")
+        return absent
 
     def flag(self, key: str) -> bool:
         """A switch that is off unless config.json turns it on."""
@@ -124,7 +154,11 @@ class Fields:
         value = self._entries(key)
         if value is None:
             return None
-        found = tuple(entry for entry in value if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0)
+        found = tuple(
+            entry
+            for entry in value
+            if isinstance(entry, int) and not isinstance(entry, bool) and 0 <= entry <= _LARGEST_OTHERWISE
+        )
         if len(found) != len(value):
             raise self._wrong(key, value, "a list of whole numbers from 0")
         return found
@@ -134,21 +168,32 @@ class Fields:
         found = self.numbers(key)
         return None if found is None else frozenset(found)
 
-    def layer_types(self, num_layers: int) -> tuple[LayerKind, ...] | None:
+    def layer_types(
+        self, num_layers: int, names: Mapping[str, LayerKind] = _LAYER_TYPES
+    ) -> tuple[LayerKind, ...] | None:
         """The kind of each layer, L in all; None when `layer_types` is absent or null.
 
-        Raises ModelError for another length and UnsupportedModel for a kind that we do not read.
+        `names` are the words that the architecture has for its kinds. Raises ModelError for another length
+        and UnsupportedModel for a word that is not among them.
         """
-        value = self.config.get("layer_types")
+        value = self._entry_per_layer("layer_types", num_layers)
+        return None if value is None else tuple(self._layer_type(entry, names) for entry in value)
+
+    def flags(self, key: str, num_layers: int) -> tuple[bool, ...] | None:
+        """A list of zeros and ones, L in all; None where it is null or absent. Raises ModelError for anything else."""
+        value = self._entry_per_layer(key, num_layers)
         if value is None:
             return None
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            raise self._wrong("layer_types", value, "a list")
-        if len(value) != num_layers:
-            raise ModelError(
-                f"{self.prefix}layer_types in config.json has {len(value)} entries for {num_layers} layers", hint=HINT
-            )
-        return tuple(self._layer_type(entry) for entry in value)
+        if any(type(entry) is not int or entry not in (0, 1) for entry in value):
+            raise self._wrong(key, value, "a list of zeros and ones")
+        return tuple(entry == 1 for entry in value)
+
+    def objects(self, key: str, num_layers: int) -> tuple[Fields, ...]:
+        """A list of objects, L in all, that must be there. Raises ModelError, naming the key."""
+        value = self._entry_per_layer(key, num_layers)
+        if value is None:
+            raise self._missing(key)
+        return tuple(self._object(f"{key}[{index}]", entry) for index, entry in enumerate(value))
 
     def assume(self, key: str, value: object, because: str) -> None:
         """Write down a value that config.json does not state."""
@@ -161,9 +206,26 @@ class Fields:
             hint="kvtriage prices what it can read with certainty and refuses the rest",
         )
 
-    def _layer_type(self, entry: object) -> LayerKind:
-        if isinstance(entry, str) and entry in _LAYER_TYPES:
-            return _LAYER_TYPES[entry]
+    def _object(self, name: str, value: object) -> Fields:
+        if not isinstance(value, Mapping):
+            raise self._wrong(name, value, "an object")
+        return replace(self, config=value, prefix=f"{self.prefix}{name}.", documented={}, spellings={})
+
+    def _entry_per_layer(self, key: str, num_layers: int) -> Sequence[object] | None:
+        value = self.config.get(key)
+        if value is None:
+            return None
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise self._wrong(key, value, "a list")
+        if len(value) != num_layers:
+            raise ModelError(
+                f"{self.prefix}{key} in config.json has {len(value)} entries for {num_layers} layers", hint=HINT
+            )
+        return value
+
+    def _layer_type(self, entry: object, names: Mapping[str, LayerKind]) -> LayerKind:
+        if isinstance(entry, str) and entry in names:
+            return names[entry]
         raise self.unsupported(f"{self.prefix}layer_types has {describe(entry)}, which kvtriage does not read yet")
 
     def _entries(self, key: str) -> Sequence[object] | None:

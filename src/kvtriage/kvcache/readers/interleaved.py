@@ -1,4 +1,4 @@
-"""Sliding layers between full ones: Gemma 2 and 3, gpt-oss, OLMo-3, Command R7B and A, EXAONE 4.
+"""Sliding layers between full ones: Gemma 2 and 3, gpt-oss, OLMo-3, Command R7B and A.
 
 `layer_types` says which is which. Older files leave it out; then every n-th layer is full, with
 the n that the architecture documents.
@@ -12,11 +12,11 @@ from kvtriage.kvcache.spec import CacheSpec, LayerKind
 
 __all__ = [
     "read_cohere2",
-    "read_exaone4",
     "read_gemma2",
     "read_gemma3",
     "read_gemma3_multimodal",
     "read_gpt_oss",
+    "read_interleaved_kinds",
     "read_olmo3",
 ]
 
@@ -47,8 +47,14 @@ def read_gemma3_multimodal(fields: Fields) -> CacheSpec:
 
 
 def read_gpt_oss(fields: Fields) -> CacheSpec:
-    """Every 2nd layer is full. Attention sinks are weights and take no room in the cache."""
-    return _read(fields.with_documented({"head_dim": 64}), period=2)
+    """Every 2nd layer is full. Attention sinks are weights and take no room in the cache.
+
+    vLLM goes by the number of the layer alone (models/gpt_oss.py:176), so `layer_types` may only say the same.
+    """
+    spec = _read(fields.with_documented({"head_dim": 64}), period=2)
+    if tuple(layer.kind for layer in spec.layers) != _every_nth_full(spec.num_layers, 2):
+        raise fields.unsupported("layer_types in config.json does not alternate, and engines differ about what then")
+    return spec
 
 
 def read_olmo3(fields: Fields) -> CacheSpec:
@@ -61,28 +67,34 @@ def read_cohere2(fields: Fields) -> CacheSpec:
     return _read(fields, period=4, pattern_key="sliding_window_pattern", absent_kv_heads_mean_mha=True)
 
 
-def read_exaone4(fields: Fields) -> CacheSpec:
-    """layer_types must be stated: older files spell the pattern in letters."""
-    return _read(fields, period=None)
-
-
 def _read(
-    fields: Fields, *, period: int | None, pattern_key: str | None = None, absent_kv_heads_mean_mha: bool = False
+    fields: Fields, *, period: int, pattern_key: str | None = None, absent_kv_heads_mean_mha: bool = False
 ) -> CacheSpec:
     num_layers = fields.require("num_hidden_layers")
-    kinds = fields.layer_types(num_layers) or _every_nth_full(fields, num_layers, period, pattern_key)
+    kinds = read_interleaved_kinds(fields, num_layers, period, pattern_key)
     window_tokens = fields.require("sliding_window") if LayerKind.SLIDING in kinds else None
     heads = read_heads(fields, absent_kv_heads_mean_mha=absent_kv_heads_mean_mha)
     return build_spec(fields, heads, kinds, window_tokens)
 
 
-def _every_nth_full(
-    fields: Fields, num_layers: int, period: int | None, pattern_key: str | None
+def read_interleaved_kinds(
+    fields: Fields, num_layers: int, period: int, pattern_key: str | None = None
 ) -> tuple[LayerKind, ...]:
-    if period is None:
-        raise fields.unsupported("layer_types is not stated in config.json, and no other key is read for it")
-    stated = None if pattern_key is None else fields.stated(pattern_key)
-    nth = period if stated is None else stated
-    because = f"the default of {fields.architecture}" if stated is None else f"from {pattern_key}"
-    fields.assume("layer_types", f"full at multiples of {nth} (counted from 1), sliding between", because)
+    """L kinds: `layer_types`, or else every n-th full, n stated under `pattern_key` or documented as `period`.
+
+    The second is recorded as assumed. Raises UnsupportedModel where both are stated and differ.
+    """
+    nth = None if pattern_key is None else fields.stated(pattern_key)
+    listed = fields.layer_types(num_layers)
+    if listed is None:
+        because = f"the default of {fields.architecture}" if nth is None else f"from {pattern_key}"
+        nth = period if nth is None else nth
+        fields.assume("layer_types", f"full at multiples of {nth} (counted from 1), sliding between", because)
+        return _every_nth_full(num_layers, nth)
+    if nth is not None and listed != _every_nth_full(num_layers, nth):
+        raise fields.unsupported(f"layer_types in config.json contradicts {pattern_key}, which is {nth}")
+    return listed
+
+
+def _every_nth_full(num_layers: int, nth: int) -> tuple[LayerKind, ...]:
     return tuple(LayerKind.FULL if number % nth == 0 else LayerKind.SLIDING for number in range(1, num_layers + 1))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kvtriage.kvcache.readers.fields import Fields, describe
 
-__all__ = ["refuse_unread_caches"]
+__all__ = ["refuse_unread_caches", "refuse_window"]
 
 _ANNOUNCED_BY: Mapping[str, str] = {
     "kv_lora_rank": "latent attention (MLA)",
@@ -30,22 +30,43 @@ _ANNOUNCED_BY: Mapping[str, str] = {
     "conv_L_cache": "convolution layers",
     "index_topk": "sparse attention with an index of its own",
     "sparse_attention_config": "sparse attention",
+    "sparse_config": "sparse attention",
     "compress_ratios": "a compressed cache",
     "hybrid_layer_pattern": "a layer pattern of its own",
     "hybrid_override_pattern": "a layer pattern of its own",
     "block_configs": "a geometry that differs between layers",
+    "per_layer_config": "a geometry that differs between layers",
 }
+
+
+_TEXT_MODELS = ("text_config", "llm_cfg", "llm_config")
 
 
 def refuse_unread_caches(fields: Fields, understood: Sequence[str]) -> None:
     """Raises UnsupportedModel naming the architecture, what it needs, and the key that says so.
 
     Keys that are `understood` are passed over. A key that is null, false, 0 or empty announces nothing.
-    A nested text model is looked into.
+    A text model inside is looked into.
     """
     for key, what in _ANNOUNCED_BY.items():
         value = fields.config.get(key)
         if value and key not in understood:
             raise fields.unsupported(f"kvtriage does not read {what} yet ({fields.prefix}{key} is {describe(value)})")
-    if fields.prefix == "" and isinstance(fields.config.get("text_config"), Mapping):
-        refuse_unread_caches(fields.inside("text_config"), understood)
+    if fields.prefix == "":
+        for key in _TEXT_MODELS:
+            if isinstance(fields.config.get(key), Mapping):
+                refuse_unread_caches(fields.inside(key), understood)
+
+
+def refuse_window(fields: Fields) -> None:
+    """For an architecture that has no windows. Raises UnsupportedModel where sliding_window is stated and not off.
+
+    Its authors' code passes over the key, and vLLM 0.32 gives the window to every layer (engine/arg_utils.py:2246).
+    """
+    switched_off = "use_sliding_window" in fields.config and not fields.flag("use_sliding_window")
+    window_tokens = fields.window()
+    if window_tokens is not None and not switched_off:
+        raise fields.unsupported(
+            f"{fields.prefix}sliding_window in config.json is {window_tokens}, "
+            "and engines disagree whether this architecture obeys it"
+        )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvtriage.errors import UnsupportedModel
 from kvtriage.kvcache.allocator import (
     Backend,
     CacheDtype,
@@ -20,7 +21,7 @@ from kvtriage.kvcache.allocator import (
     ServingLimits,
     allocate,
 )
-from kvtriage.kvcache.allocator.layers import CachelessLayer
+from kvtriage.kvcache.allocator.layers import CachelessLayer, EngineLayer, FullLayer, IndexLayer, MlaLayer, StateLayer
 from tests.unit.kvcache.allocator.stacks import (
     COMMAND_R7B,
     DEEPSEEK_V3,
@@ -192,3 +193,42 @@ def test_the_line_before_0_21_counts_blocks() -> None:
     """gpt-oss-20b in BF16: two groups of 16-token blocks, whatever the context."""
     for length in (4096, 32768):
         assert started(GPT_OSS_20B, BF16, at(length)).tokens_by_blocks == 43690 // 2 * 16
+
+
+def sparse(attention: EngineLayer, index: EngineLayer, num_layers: int) -> LayerStack:
+    return LayerStack.of_places(
+        ((place, cache) for place in range(num_layers) for cache in (attention, index)), num_layers
+    )
+
+
+DEEPSEEK_V3_2 = sparse(MlaLayer(576, sparse=True), IndexLayer(132), 61)
+
+
+@pytest.mark.parametrize(("settings", "row_bytes"), [(BF16, 2 * 576), (FP8, 656), (skipping("99"), 656)])
+def test_a_sparse_latent_keeps_its_keys_beside_its_rows(settings: PoolSettings, row_bytes: int) -> None:
+    """FP8 rows are packed with their scales, 656 bytes; the keys of the index are 132 in either case."""
+    capacity = started(DEEPSEEK_V3_2, settings, at(32768))
+    block = 128 if settings.skip_layers else 64
+    assert capacity.pool.rules.block_size == block
+    assert capacity.pool.bytes_per_block == 61 * block * (row_bytes + 132)
+    assert capacity.pool.num_groups == 1
+
+
+def test_sparse_layers_take_blocks_that_their_index_takes() -> None:
+    assert refused(DEEPSEEK_V3_2, skipping(block_size=32), at(32768)).reason is Reason.BLOCK_SIZE
+    minimax = sparse(FullLayer(4, 128, 128), IndexLayer(256), 57)
+    assert started(minimax, BF16, at(32768)).pool.rules.block_size == 128
+    assert refused(minimax, skipping(block_size=64), at(32768)).reason is Reason.BLOCK_SIZE
+
+
+def test_sparse_rows_in_blocks_of_all_layers_are_not_modelled() -> None:
+    with pytest.raises(UnsupportedModel, match="rows of a sparse index"):
+        allocate(DEEPSEEK_V3_2, skipping(layout=Layout.BLNHC), at(32768))
+
+
+def test_states_beside_latents_take_blocks_of_128_and_more() -> None:
+    """Kimi-K3 on one of 16 ranks: 3 · 128 tokens of 576 · 2 bytes hold a state, and a log says 384."""
+    state_bytes = 2 * 3 * 3 * 6 * 128 + 4 * 6 * 128 * 128
+    stack = LayerStack.of_layers(MlaLayer(576) if place % 4 == 3 else StateLayer(state_bytes) for place in range(92))
+    capacity = started(stack, BF16, at(32768))
+    assert capacity.pool.rules.block_size == 384

@@ -10,7 +10,7 @@ from kvtriage.kvcache.allocator.pages import CachedLayer, LayerPage
 
 
 def page(layer: CachedLayer, page_bytes: int, num_layers: int, block_size: int = 32) -> LayerPage:
-    return LayerPage(layer, CacheDtype.FP8, block_size, page_bytes, None, num_layers)
+    return LayerPage(layer, CacheDtype.FP8, block_size, page_bytes, None, num_layers, tuple(range(num_layers)))
 
 
 def full(heads: int, num_layers: int) -> LayerPage:

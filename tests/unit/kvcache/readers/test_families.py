@@ -10,6 +10,7 @@ from kvtriage.errors import ModelError, UnsupportedModel
 from kvtriage.kvcache.readers import READERS, read_cache_spec
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 from tests.unit.kvcache.readers.configs import GEMMA3_4B, GPT_OSS_20B, LLAMA, QWEN25_7B, edited
+from tests.unit.kvcache.readers.shapes import read_shapes, shape_of
 
 FULL, SLIDING = LayerKind.FULL, LayerKind.SLIDING
 
@@ -129,10 +130,13 @@ def test_qwen2_slides_from_max_window_layers_upwards() -> None:
     assert windows(spec) == {None, 4096}
 
 
-def test_layer_types_have_the_last_word_when_the_switch_is_on() -> None:
-    types = ["sliding_attention"] + ["full_attention"] * 27
-    spec = read_cache_spec(edited(QWEN25_7B, use_sliding_window=True, layer_types=types))
-    assert spec.layers_of(SLIDING) == (0,)
+def test_layer_types_may_only_say_what_the_switch_and_max_window_layers_say() -> None:
+    types = ["full_attention"] * 27 + ["sliding_attention"]
+    on = edited(QWEN25_7B, use_sliding_window=True, max_window_layers=27, layer_types=types)
+    assert read_cache_spec(on).layers_of(SLIDING) == (27,)
+    assert read_cache_spec(edited(on, max_window_layers=...)).layers_of(SLIDING) == (27,)
+    with pytest.raises(UnsupportedModel, match="contradicts max_window_layers, which is 28"):
+        read_cache_spec(edited(on, max_window_layers=28))
     with pytest.raises(UnsupportedModel, match="use_sliding_window is off"):
         read_cache_spec(edited(QWEN25_7B, layer_types=types))
 
@@ -158,9 +162,27 @@ def test_where_engines_differ_layer_types_must_decide(architecture: str) -> None
     on = of(architecture, use_sliding_window=True, sliding_window=4096)
     with pytest.raises(UnsupportedModel, match="layer_types"):
         read_cache_spec(on)
-    stated = edited(on, layer_types=["full_attention", "sliding_attention"] * 2)
-    assert read_cache_spec(stated).layers_of(SLIDING) == (1, 3)
+    assert windows(read_cache_spec(edited(on, layer_types=["sliding_attention"] * 4))) == {4096}
     assert windows(read_cache_spec(edited(on, use_sliding_window=False))) == {None}
+
+
+def test_smollm3_slides_where_layer_types_say_so() -> None:
+    types = ["full_attention", "sliding_attention"] * 2
+    on = of("SmolLM3ForCausalLM", use_sliding_window=True, sliding_window=4096, layer_types=types)
+    assert read_cache_spec(on).layers_of(SLIDING) == (1, 3)
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"])
+def test_windows_in_some_layers_are_refused_where_vllm_gives_them_to_none(architecture: str) -> None:
+    types = ["full_attention", "sliding_attention"] * 2
+    on = of(architecture, use_sliding_window=True, sliding_window=4096, layer_types=types)
+    with pytest.raises(UnsupportedModel, match="layer_types has full layers"):
+        read_cache_spec(on)
+
+
+@pytest.mark.parametrize("architecture", ["MistralForCausalLM", "MixtralForCausalLM", "Exaone4ForCausalLM"])
+def test_a_window_of_0_is_none(architecture: str) -> None:
+    assert windows(read_cache_spec(of(architecture, sliding_window=0))) == {None}
 
 
 # --- sliding between full ---------------------------------------------------------------
@@ -172,6 +194,11 @@ def test_gpt_oss() -> None:
     assert windows(spec) == {None, 128}
     assert geometry(spec) == (64, 8, 64, 64)
     assert spec.assumed == ()
+
+
+def test_gpt_oss_slides_by_the_number_of_the_layer() -> None:
+    with pytest.raises(UnsupportedModel, match="does not alternate"):
+        read_cache_spec(edited(GPT_OSS_20B, layer_types=["full_attention", "sliding_attention"] * 12))
 
 
 @pytest.mark.parametrize(
@@ -195,11 +222,11 @@ def test_without_layer_types_every_nth_layer_is_full(
     assert any("layer_types" in line for line in spec.assumed)
 
 
-def test_exaone4_must_state_its_layer_types() -> None:
+@pytest.mark.parametrize("pattern", [{"sliding_window_pattern": "LLLG"}, {"sliding_window_pattern": 4}, {}])
+def test_exaone4_spells_its_pattern_in_letters_or_as_a_number_or_not_at_all(pattern: Mapping[str, object]) -> None:
     stated = of("Exaone4ForCausalLM", sliding_window=4096, layer_types=["sliding_attention"] * 3 + ["full_attention"])
     assert full_layers(read_cache_spec(stated)) == (3,)
-    with pytest.raises(UnsupportedModel, match="layer_types is not stated"):
-        read_cache_spec(edited(stated, layer_types=..., sliding_window_pattern="LLLG"))
+    assert read_cache_spec(edited(stated, layer_types=..., **pattern)).layers == read_cache_spec(stated).layers
 
 
 def test_sliding_layers_need_a_window() -> None:
@@ -259,11 +286,11 @@ def test_a_yarn_factor_that_makes_no_sense_is_named(factor: object) -> None:
 
 
 @pytest.mark.parametrize("architecture", sorted(READERS))
-def test_every_architecture_in_the_table_can_be_read(architecture: str) -> None:
-    """Full layers only, stated in full: the one form that all of them share."""
-    config = of(architecture, sliding_window=None, head_dim=64, layer_types=["full_attention"] * 4)
-    if architecture == "Gemma3ForConditionalGeneration":
-        config = {"architectures": [architecture], "text_config": config}
-    spec = read_cache_spec(config)
-    assert full_layers(spec) == (0, 1, 2, 3)
-    assert geometry(spec) == (32, 8, 64, 64)
+def test_every_architecture_in_the_table_reads_a_published_model(architecture: str) -> None:
+    spec = read_cache_spec(shape_of(architecture, read_shapes()).config)
+    assert [layer.layer_idx for layer in spec.layers] == list(range(spec.num_layers))
+    assert any(layer.holds_kv for layer in spec.layers)
+
+
+def test_every_shape_is_of_an_architecture_in_the_table() -> None:
+    assert set(read_shapes()) <= set(READERS)

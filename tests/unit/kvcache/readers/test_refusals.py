@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvtriage.errors import ModelError, UnsupportedModel
-from kvtriage.kvcache.readers import read_cache_spec
+from kvtriage.kvcache.readers import READERS, read_cache_spec
 from tests.unit.kvcache.readers.configs import GEMMA3_4B, GPT_OSS_20B, LLAMA, edited
+from tests.unit.kvcache.readers.shapes import read_shapes, shape_of
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,7 @@ from tests.unit.kvcache.readers.configs import GEMMA3_4B, GPT_OSS_20B, LLAMA, ed
         ("attention_k_eq_v", True, "V is their K"),
         ("global_head_dim", 512, "head_dim that differs"),
         ("v_head_dim", 128, "another width"),
+        ("per_layer_config", {"5": {"head_dim": 64}}, "a geometry that differs"),
         ("index_topk", 2048, "sparse attention"),
         ("is_encoder_decoder", True, "an encoder"),
         ("use_bidirectional_attention", True, "both directions"),
@@ -42,16 +44,65 @@ def test_a_key_that_is_switched_off_announces_nothing(value: object) -> None:
     assert read_cache_spec(config) == read_cache_spec(LLAMA)
 
 
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "BaichuanForCausalLM",
+        "ChatGLMModel",
+        "DbrxForCausalLM",
+        "DeciLMForCausalLM",
+        "FalconForCausalLM",
+        "FalconH1ForCausalLM",
+        "GPTBigCodeForCausalLM",
+        "GlmForCausalLM",
+        "JambaForCausalLM",
+        "LlamaForCausalLM",
+        "MiniCPM3ForCausalLM",
+        "MiniMaxM3ForCausalLM",
+        "MptForCausalLM",
+        "QWenLMHeadModel",
+    ],
+)
+def test_a_window_where_there_are_none_is_refused_unless_it_is_off(architecture: str) -> None:
+    config = shape_of(architecture, read_shapes()).config
+    with pytest.raises(UnsupportedModel, match=r"sliding_window in config\.json is 333, and engines disagree"):
+        read_cache_spec(edited(config, sliding_window=333))
+    for off in ({"sliding_window": None}, {"sliding_window": 0}, {"sliding_window": 333, "use_sliding_window": False}):
+        assert read_cache_spec(edited(config, **off)) == read_cache_spec(config)
+
+
+def test_a_window_of_llama_3_2_vision_is_refused() -> None:
+    config = shape_of("MllamaForConditionalGeneration", read_shapes()).config
+    with pytest.raises(UnsupportedModel, match=r"text_config\.sliding_window in config\.json is 333"):
+        read_cache_spec(edited(config, text_config={**config["text_config"], "sliding_window": 333}))
+
+
 def test_nested_text_models_are_looked_into() -> None:
     text = {**dict(GEMMA3_4B["text_config"]), "num_kv_shared_layers": 20}  # type: ignore[call-overload]
     with pytest.raises(UnsupportedModel, match=r"text_config\.num_kv_shared_layers is 20"):
-        read_cache_spec(edited(GEMMA3_4B, architectures=["Gemma4ForConditionalGeneration"], text_config=text))
+        read_cache_spec(edited(GEMMA3_4B, text_config=text))
 
 
-def test_an_unknown_architecture_is_named_with_the_known_ones() -> None:
-    with pytest.raises(UnsupportedModel, match="NobodyKnowsForCausalLM") as caught:
-        read_cache_spec(edited(LLAMA, architectures=["NobodyKnowsForCausalLM"]))
-    assert "LlamaForCausalLM" in caught.value.hint
+@pytest.mark.parametrize(("unknown", "near"), [("Llama9ForCausalLM", "LlamaForCausalLM"), ("x", "")])
+def test_an_unknown_architecture_is_named_with_those_nearest_by_name(unknown: str, near: str) -> None:
+    with pytest.raises(UnsupportedModel, match=unknown) as caught:
+        read_cache_spec(edited(LLAMA, architectures=[unknown]))
+    assert f"of the {len(READERS)} that it reads" in caught.value.hint
+    assert near in caught.value.hint
+    assert len(caught.value.hint) < 250
+
+
+def test_a_size_that_no_model_has_is_refused_whatever_it_comes_from() -> None:
+    wide = edited(LLAMA, num_attention_heads=65536, num_key_value_heads=65536, head_dim=65536)
+    with pytest.raises(ModelError, match=r"layer 0 holds more than 16,777,216 elements for each position"):
+        read_cache_spec(wide)
+    tiles = {"image_size": 2**16, "patch_size": 2**4, "max_num_tiles": 2**10}
+    mllama = {"architectures": ["MllamaForConditionalGeneration"], "model_type": "mllama", "text_config": {}}
+    with pytest.raises(ModelError, match=r"layer 3 holds more than 16,777,216 positions of an encoder"):
+        read_cache_spec({**mllama, "vision_config": tiles})
+    states = shape_of("NemotronHForCausalLM", read_shapes()).config
+    with pytest.raises(ModelError, match=r"layer 0 holds more than 68,719,476,736 bytes beside K and V"):
+        read_cache_spec({**states, "ssm_state_size": 2**30})
 
 
 @pytest.mark.parametrize("kind", ["chunked_attention", "linear_attention", "conv", "full", "", 3, None, [["x"]]])

@@ -1,0 +1,246 @@
+"""The answer as rows and lines of words, the same for a terminal and for a ticket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from kvtriage.cli.plan.answer import EngineAnswer, PlanAnswer, Question
+from kvtriage.cli.plan.engine_flags import AUTO_LENGTH
+from kvtriage.kvcache.allocator import Capacity, Refusal
+from kvtriage.kvcache.allocator.ranks import TensorParallelFacts
+from kvtriage.kvcache.engine_args import EngineArgs, reserve
+from kvtriage.kvcache.prices.advice import Trade
+from kvtriage.kvcache.prices.causes import Cause, CauseKind
+from kvtriage.kvcache.prices.explain import Explanation
+from kvtriage.kvcache.prices.gain import Gain, GainPoint
+from kvtriage.kvcache.spec import LayerKind
+from kvtriage.units import format_bytes, format_bytes_alike, format_tokens
+
+__all__ = [
+    "COLUMNS",
+    "Row",
+    "announced",
+    "band_rows",
+    "cause_rows",
+    "gain_rows",
+    "log_lines",
+    "memory_words",
+    "pool_rows",
+    "price_rows",
+    "rank_lines",
+    "skip_cost_rows",
+    "trade_rows",
+]
+
+Row = tuple[str, ...]
+COLUMNS: Row = ("", "all BF16", "all FP8", "this policy")
+NONE = "-"
+
+CAUSES: Mapping[CauseKind, str] = {
+    CauseKind.STATES: "recurrent states",
+    CauseKind.INDEX_KEYS: "keys of the sparse index",
+    CauseKind.ROW_SCALES: "scales in the rows of latents",
+    CauseKind.LENGTH: "counted for the longest request",
+    CauseKind.AS_FULL: "windows allocated at full length",
+    CauseKind.LEFT_OUT: "layers left out of the blocks",
+    CauseKind.IN_FLIGHT: "tokens in flight",
+    CauseKind.STATE_COPIES: "copies of states",
+    CauseKind.BLOCK_ROUNDING: "rounding to blocks",
+    CauseKind.PAGE_PADDING: "padding of pages",
+    CauseKind.GROUP_PADDING: "empty places in groups",
+    CauseKind.STAGES: "less the layers of other stages",
+    CauseKind.NULL_BLOCK: "the null block, once a server",
+    CauseKind.REMAINDER: "rest of the memory, rounding",
+}
+
+
+def announced(answer: PlanAnswer) -> tuple[str, Row] | None:
+    """What the engine prints at its start, with how sure that is; None where it prints no line."""
+    engine, args = answer.engine, answer.question.args
+    if engine is None or not answer.starts or not isinstance(engine.policy, Explanation):
+        return None
+    if not isinstance(engine.policy.outcome, Capacity):
+        return None
+    how = "will print"
+    if engine.memory.band is not None:
+        how = "would print, with the likely memory"
+    if args.version.caveats():
+        how = "may print (it is modelled in part, see below)"
+    return f"At its start vLLM {args.version} {how}", log_lines(engine.policy.outcome, args)
+
+
+def log_lines(capacity: Capacity, args: EngineArgs) -> Row:
+    """What the engine prints at its start: one line, and two before 0.21."""
+    line = capacity.reported(args.version)
+    size = f"GPU KV cache size: {line.tokens:,} tokens"
+    concurrency = f"Maximum concurrency for {capacity.max_model_len:,} tokens per request: {line.max_concurrency:.2f}x"
+    return (f"{size}, {concurrency}",) if args.version.derives_tokens_from_concurrency else (size, concurrency)
+
+
+def memory_words(answer: PlanAnswer, engine: EngineAnswer) -> str:
+    """'vLLM 0.32.0, 16.0 GiB of cache memory on each GPU, one request of 32,768 tokens'."""
+    question, args = answer.question, answer.question.args
+    on_each = " on each GPU" if args.tensor_parallel_size * args.pipeline_parallel_size > 1 else ""
+    likely = "likely " if engine.memory.band is not None else ""
+    return (
+        f"vLLM {args.version}, {likely}{format_bytes(engine.memory.available_bytes)} of cache memory{on_each}, "
+        f"one request of {format_tokens(question.context_len)} tokens{', if it started' if answer.refused_by else ''}"
+    )
+
+
+def band_rows(question: Question, engine: EngineAnswer) -> Iterator[Row]:
+    """Where the memory goes, and what the engine reports of the rest: at worst, likely, at best."""
+    band = engine.memory.band
+    if band is None:
+        return
+    yield "", "at worst", "likely", "at best"
+    for part in band.parts:
+        yield f"- {part.name}", *map(format_bytes, (part.most_bytes, part.usual_bytes, part.least_bytes))
+    sizes = (band.low_bytes, band.likely_bytes, band.high_bytes)
+    yield "= for the cache", *map(format_bytes, sizes)
+    outcomes = [reserve(question.spec, question.policy, question.args, size) for size in sizes]
+    version = question.args.version
+    yield (
+        "reported tokens",
+        *(_many(found.reported(version).tokens) if isinstance(found, Capacity) else "refused" for found in outcomes),
+    )
+
+
+def price_rows(question: Question, engine: EngineAnswer) -> Iterator[Row]:
+    """Name, all BF16, all FP8, this policy: the three prices, and the two figures of the line."""
+    version = question.args.version
+    overlaps = any(isinstance(each, Explanation) and each.peak_overlapped is not None for each in _policies(engine))
+    yield _prices(engine, "held in decode", lambda each: each.held.reserved_bytes)
+    yield _prices(engine, "peak in prefill", lambda each: each.peak.reserved_bytes)
+    if overlaps:
+        yield _prices(engine, "  if steps overlap", _overlapped_bytes)
+    yield _prices(engine, "reserved for it", lambda each: each.reserved.reserved_bytes)
+    yield _figures(engine, "reported tokens", lambda found: _many(found.reported(version).tokens))
+    yield _figures(engine, "requests at once", lambda found: f"{found.reported(version).max_concurrency:,.2f}")
+
+
+def pool_rows(engine: EngineAnswer) -> Iterator[Row]:
+    """The same of the pool's blocks."""
+    yield _figures(engine, "bytes of a block", lambda found: _many(found.pool.bytes_per_block))
+    yield _figures(engine, "blocks", lambda found: _many(found.num_blocks))
+    yield _figures(engine, "blocks reserved", lambda found: _many(found.blocks_per_request))
+
+
+def _policies(engine: EngineAnswer) -> tuple[Explanation | Refusal, ...]:
+    return engine.bf16, engine.fp8, engine.policy
+
+
+def _prices(engine: EngineAnswer, name: str, read: Callable[[Explanation], int | None]) -> Row:
+    return name, *_alike([read(each) if isinstance(each, Explanation) else None for each in _policies(engine)])
+
+
+def _figures(engine: EngineAnswer, name: str, read: Callable[[Capacity], str]) -> Row:
+    return name, *(_figure_words(each, read) for each in _policies(engine))
+
+
+def _overlapped_bytes(each: Explanation) -> int | None:
+    return None if each.peak_overlapped is None else each.peak_overlapped.reserved_bytes
+
+
+def _alike(sizes: Sequence[int | None]) -> Row:
+    """In one unit; what is refused has none."""
+    words = iter(format_bytes_alike([size for size in sizes if size is not None]))
+    return tuple(NONE if size is None else next(words) for size in sizes)
+
+
+def _figure_words(each: Explanation | Refusal, read: Callable[[Capacity], str]) -> str:
+    if isinstance(each, Explanation) and isinstance(each.outcome, Capacity):
+        return read(each.outcome)
+    return "refused"
+
+
+def cause_rows(explained: Explanation) -> Iterator[Row]:
+    """From the K and V of a request to what is reserved for it, and from there to the tokens of the line."""
+    yield (
+        f"K and V of {format_tokens(explained.context_len)} tokens",
+        format_bytes(explained.contents.kv_bytes),
+        _tokens(explained.kv_tokens),
+    )
+    for cause in (*explained.beside, *explained.causes):
+        yield _cause_row(cause, format_bytes(cause.reserved_bytes))
+    yield "= reserved for it", format_bytes(explained.reserved.reserved_bytes), ""
+    for cause in explained.pool_causes:
+        if cause.tokens is not None:
+            yield _cause_row(cause, format_bytes(cause.reserved_bytes))
+    yield "= reported", "", _tokens(explained.reported_tokens)
+
+
+def _cause_row(cause: Cause, size: str) -> Row:
+    tokens = NONE if cause.tokens is None else ("-" if cause.tokens < 0 else "+") + _many(abs(cause.tokens))
+    return f"+ {CAUSES[cause.kind]}", size, tokens
+
+
+def _tokens(count: int | None) -> str:
+    return NONE if count is None else _many(count)
+
+
+def _many(count: int) -> str:
+    """Every digit as long as a column has room for them."""
+    return format_tokens(count) if count < 10**10 else f"{count:.3e}"
+
+
+def _setting_words(args: EngineArgs, max_model_len: int) -> str:
+    """'131,072 / 2,048 / no async'."""
+    length = "auto" if max_model_len == AUTO_LENGTH else f"{max_model_len:,}"
+    return f"{length} / {args.max_num_batched_tokens:,} / {'async' if args.async_scheduling else 'no async'}"
+
+
+def skip_cost_rows(question: Question, engine: EngineAnswer) -> Iterator[Row]:
+    """Settings; tokens of all FP8 and of this policy; what the skip costs of the line, and of what is held."""
+    for cost in engine.skip_costs:
+        yield (
+            _setting_words(cost.args, cost.args.max_model_len or question.spec.max_model_len),
+            _many(cost.fp8_tokens),
+            _many(cost.policy_tokens),
+            f"{cost.tokens_share:.1%}",
+            f"{cost.held_share:.1%}",
+        )
+
+
+def trade_rows(trades: Sequence[Trade]) -> Iterator[Row]:
+    """What to change; tokens; against now; what it costs."""
+    for trade in trades:
+        yield (
+            " ".join(change.flags for change in trade.changes),
+            _many(trade.reported_tokens),
+            NONE if trade.ratio is None else f"{trade.ratio - 1:+.1%}",
+            "; ".join(change.cost for change in trade.changes),
+        )
+
+
+def gain_rows(points: tuple[GainPoint, ...]) -> Iterator[Row]:
+    """Context; held and reserved for all FP8; held and reserved for this policy; share that FP8 cannot touch."""
+    for point in points:
+        yield (
+            format_tokens(point.context_len),
+            *_gain_words(point.all_fp8),
+            *_gain_words(point.policy),
+            f"{point.untouched_share:.1%}",
+        )
+
+
+def _gain_words(gain: Gain) -> Row:
+    return tuple(NONE if ratio is None else f"{ratio:.3f}" for ratio in (gain.held_ratio, gain.reserved_ratio))
+
+
+def rank_lines(ranks: TensorParallelFacts) -> Iterator[str]:
+    """What one rank holds, kind by kind, and its scales."""
+    for alike in ranks.layers:
+        held = []
+        if alike.num_kv_heads:
+            shared = f", each on {alike.copies} ranks" if alike.copies > 1 else ""
+            held.append(f"{alike.rank_kv_heads} of {alike.num_kv_heads} KV heads{shared}")
+        if alike.kind is LayerKind.LATENT:
+            held = ["the whole latent, which is not divided"]
+        if alike.state_bytes:
+            held.append(f"{format_bytes(alike.state_bytes)} of state")
+        if alike.index_position_bytes:
+            held.append("all keys of the index")
+        layers = "layer" if alike.num_layers == 1 else "layers"
+        yield f"{alike.num_layers} {alike.kind} {layers}: {', '.join(held)}"
+    yield f"scales: {ranks.per_head_scale_bytes:,} bytes per head, {ranks.per_tensor_scale_bytes:,} per tensor"
