@@ -20,7 +20,7 @@ from kvtriage.files import sha256_bytes, sha256_file
 from kvtriage.kvcache.declared import read_declared_cache
 from kvtriage.units import MIB
 
-__all__ = ["INDEX_NAME", "WEIGHTS_NAME", "ModelFolder", "load_model_folder"]
+__all__ = ["INDEX_NAME", "WEIGHTS_NAME", "ModelFolder", "load_model_folder", "load_side_file", "load_weight_headers"]
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -113,12 +113,22 @@ def _refuse_remote_code(file: Path, config: Mapping[str, object]) -> None:
         )
 
 
-def _already_fp8(folder: Path, config: Mapping[str, object]) -> str | None:
+def load_side_file(folder: Path) -> dict[str, object] | None:
+    """ModelOpt's hf_quant_config.json; None where there is none. Raises ModelError."""
     side_file = followed(folder, _SIDE_FILE)
-    beside = None
-    if side_file.is_file():
-        beside, _ = read_object(side_file, _CONFIG_LIMIT, "restore it from where the model came from")
-    declared = read_declared_cache(config, beside)
+    if not side_file.is_file():
+        return None
+    return read_object(side_file, _CONFIG_LIMIT, "restore it from where the model came from")[0]
+
+
+def load_weight_headers(folder: Path) -> dict[str, ShardHeader]:
+    """File name → checked header, of every weights file that a loader opens; no weight is read. Raises ModelError."""
+    check_links(folder)
+    return _load_weight_map(folder)[1]
+
+
+def _already_fp8(folder: Path, config: Mapping[str, object]) -> str | None:
+    declared = read_declared_cache(config, load_side_file(folder))
     brings_its_own = declared.is_fp8 or declared.scaling is not None or declared.refused is not None
     return declared.because if brings_its_own else None
 

@@ -42,6 +42,11 @@ _COMMANDS = {
     "ablate": ("kvtriage.cli.verbs", "ablate_command", "Measure BF16 and the FP8 arms against each other."),
     "decide": ("kvtriage.cli.verbs", "decide_command", "Read the rule against the evidence."),
     "report": ("kvtriage.cli.verbs", "report_command", "Draw report.html from a case folder."),
+    "check": (
+        "kvtriage.cli.check.command",
+        "check_command",
+        "Say which scales a checkpoint holds and which are suspect.",
+    ),
     "export": ("kvtriage.cli.export", "export_command", "Write a case's scales for another server."),
     "faults": ("kvtriage.cli.faults", "faults_group", "Plant a known fault in a checkpoint, to test with."),
     "selftest": ("kvtriage.cli.selftest", "selftest_command", "Check the installation and say what is missing."),

@@ -13,7 +13,16 @@ from kvtriage.kvcache.policy import Fp8, Native, Scaling
 from kvtriage.kvcache.server_args import SLIDING_WINDOW
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
 
-__all__ = ["PROBE", "applied_from_config", "applied_from_layers", "check_config", "check_live", "say_readback"]
+__all__ = [
+    "FP8",
+    "PROBE",
+    "applied_from_config",
+    "applied_from_layers",
+    "check_config",
+    "check_live",
+    "live_dtype",
+    "say_readback",
+]
 
 PROBE = "probe"
 FP8 = "float8_e4m3fn"
@@ -30,7 +39,7 @@ def applied_from_layers(arm: Arm, spec: CacheSpec, ranks: Sequence[Sequence[Live
     q_scales: list[tuple[float, ...]] = []
     for layer, fmt in zip(spec.layers, arm.policy.formats, strict=True):
         live = _of_layer(arm, layer, ranks)
-        dtype = _dtype(live)
+        dtype = live_dtype(live)
         if dtype != FP8:
             is_probe = not (isinstance(fmt, Native) or (isinstance(fmt, Fp8) and fmt.heads is None))
             dtypes.append(PROBE if is_probe else dtype)
@@ -111,7 +120,8 @@ def _of_layer(arm: Arm, layer: LayerSpec, ranks: Sequence[Sequence[LiveLayer]]) 
     return live
 
 
-def _dtype(live: Sequence[LiveLayer]) -> str:
+def live_dtype(live: Sequence[LiveLayer]) -> str:
+    """Of the first rank: FP8, or what the cache is stored in."""
     first = live[0]
     return FP8 if first.kv_cache_dtype in _FP8_FLAGS and first.cache_dtype in _FP8_STORAGE else first.cache_dtype
 
