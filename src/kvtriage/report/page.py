@@ -19,6 +19,7 @@ from kvtriage.report.charts.svg import to_markup
 from kvtriage.report.figures import FIGURES
 from kvtriage.report.figures.base import Absent, Figure
 from kvtriage.report.numbers import interval, percent, rounded, signed, times
+from kvtriage.report.pools import reserved_pools
 from kvtriage.report.quality import METRICS, Metric, drift_of
 from kvtriage.report.tables import arm_rows, conditions, held_bytes, reason_groups, study_toml
 from kvtriage.report.timings import latency_of
@@ -82,6 +83,7 @@ def render_report(
         arms=arm_rows(view),
         buckets=[format_tokens(bucket) for bucket in plan.study.buckets],
         held=held_bytes(view),
+        pools=reserved_pools(view),
         reasons=reason_groups(view),
         conditions=conditions(view),
         study=study_toml(view),

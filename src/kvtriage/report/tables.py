@@ -263,6 +263,7 @@ def conditions(view: CaseView) -> tuple[tuple[str, tuple[Fact, ...]], ...]:
                 Fact("engine", f"{seen.engine} {seen.engine_version}"),
                 Fact("device", f"{seen.device}, {seen.threads} threads"),
                 Fact("attention", seen.backend),
+                *((Fact("server", " ".join(seen.server), code=True),) if seen.server else ()),
                 Fact("numerics", f"{seen.numerics}: {_NUMERICS.get(seen.numerics, 'as recorded')}"),
                 Fact("arithmetic", f"{seen.compute_dtype}; unquantised cache {seen.native_dtype}"),
                 Fact("cache memory", format_bytes(seen.memory_bytes)),
