@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from kvtriage.cli.options import Machine
 from kvtriage.cli.sources import load_data
 from kvtriage.cli.terminal import say, stage
 from kvtriage.engines.base import Engine, Tokenizer
-from kvtriage.errors import CaseError, EngineError, ModelError
+from kvtriage.errors import CaseError, EngineError, ModelError, StudyError
 from kvtriage.files import sha256_bytes
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.readers import read_cache_spec
@@ -44,6 +45,7 @@ from kvtriage.stages.ablate import ablate
 from kvtriage.stages.calibrate import calibrate
 from kvtriage.stages.decide import decide
 from kvtriage.stages.diagnose import diagnose
+from kvtriage.stages.orders import Across, in_turn
 from kvtriage.stages.plan import check_studied, make_plan
 from kvtriage.tasks import TASKS
 from kvtriage.tasks.base import TaskItem
@@ -201,6 +203,10 @@ class Job:
         self._stack = stack
         self._engine: Engine | None = None
 
+    @property
+    def parallel_arms(self) -> bool:
+        return self._machine.servers is not None and self._machine.servers.parallel_arms
+
     def engine(self) -> Engine:
         if self._engine is None:
             with stage("engine"):
@@ -271,7 +277,9 @@ def run_ablate(job: Job, scales: ScaleRecord, sensitivities: Sensitivities) -> E
     if done:
         say(f"ablate: {len(done)} trials are already there, going on")
     engine = job.engine()
-    with stage("ablate") as running, case.appending() as sink:
+    if job.parallel_arms and engine.one_arm_at_a_time:
+        raise StudyError("--parallel-arms with one URL for two arms", hint="give each --arm a server of its own")
+    with stage("ablate") as running, case.appending() as sink, _across(job.parallel_arms) as across:
         record = ablate(
             subject.plan,
             scales,
@@ -283,11 +291,25 @@ def run_ablate(job: Job, scales: ScaleRecord, sensitivities: Sensitivities) -> E
             sink,
             running.report,
             case.inputs_for(Evidence),
+            across,
         )
         # trials.jsonl is whole only now, so its hash joins the chain here.
         record = msgspec.structs.replace(record, inputs=case.inputs_for(Evidence), peak_bytes=running.peak_bytes)
     case.save(record)
     return record
+
+
+@contextlib.contextmanager
+def _across(parallel: bool) -> Iterator[Across]:
+    """Arms in turn, or each in a thread that waits for its own server."""
+    if not parallel:
+        yield in_turn
+        return
+    with ThreadPoolExecutor(thread_name_prefix="arm") as pool:
+        try:
+            yield pool.map
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def run_decide(case: CaseFolder) -> Verdict:

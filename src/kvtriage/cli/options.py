@@ -25,6 +25,8 @@ class Servers:
     arms: tuple[str, ...] = ()
     """NAME=URL of servers that run already; none to start servers here."""
     start_timeout_s: float = 1800.0
+    parallel_arms: bool = False
+    """Whether the servers of `arms` read each item at once."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +67,25 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         engine_args: tuple[str, ...],
         arms: tuple[str, ...],
         start_timeout: float,
+        parallel_arms: bool,
         **kwargs: Any,
     ) -> Any:
         servers = None
         if engine == "vllm":
-            servers = Servers(vllm_command, engine_args, arms, start_timeout)
-        elif vllm_command is not None or engine_args or arms:
-            raise click.UsageError("--vllm-command, --engine-arg and --arm are for --engine vllm")
+            servers = Servers(vllm_command, engine_args, arms, start_timeout, parallel_arms)
+        elif vllm_command is not None or engine_args or arms or parallel_arms:
+            raise click.UsageError("--vllm-command, --engine-arg, --arm and --parallel-arms are for --engine vllm")
+        if parallel_arms and len(arms) < 2:
+            raise click.UsageError("--parallel-arms is for servers that run already: give --arm for each of them")
         return command(*args, machine=Machine(device, threads, trust_remote_code, servers), **kwargs)
 
     wrapped: Callable[..., Any] = with_machine
     for option in (
+        click.option(
+            "--parallel-arms",
+            is_flag=True,
+            help="Let all servers of --arm read each item at once. Times are still taken in turn.",
+        ),
         click.option(
             "--start-timeout",
             type=click.FloatRange(min=1),

@@ -17,7 +17,7 @@ from kvtriage.records.case import Conditions, Evidence, Plan, ScaleRecord, Sensi
 from kvtriage.stages import Reporter
 from kvtriage.stages.arms import build_arm, check_applied, design_arms
 from kvtriage.stages.measuring import TIMED_ROLES, WARM_UP_TOKENS, Measuring, shapes_to_time
-from kvtriage.stages.orders import arm_by_arm, item_by_item
+from kvtriage.stages.orders import Across, arm_by_arm, in_turn, item_by_item
 from kvtriage.stages.resuming import check_done
 from kvtriage.tasks import TASKS
 from kvtriage.tasks.base import TaskItem
@@ -89,8 +89,10 @@ def ablate(
     sink: Callable[[Trial], None],
     report: Reporter,
     inputs: Mapping[str, str],
+    across: Across | None = None,
 ) -> Evidence:
-    """Run what `done` does not hold yet; each new trial goes to `sink` at once.
+    """Run what `done` does not hold yet; each new trial goes to `sink` at once. `across` scores an item under several
+    arms where they are not measured one after another.
 
     Raises CaseError when `done` was measured under other conditions or holds what this study
     does not ask for, PolicyNotApplied when the engine did something else than asked,
@@ -109,8 +111,10 @@ def ablate(
         check_applied(arm, session.applied(), info, engine.spec)
 
     timed = [own[record.name] for record in arms if record.name in own and record.role in TIMED_ROLES]
-    order = arm_by_arm if engine.one_arm_at_a_time else item_by_item
-    order(run, items, split, list(own.values()), timed, check)
+    if engine.one_arm_at_a_time:
+        arm_by_arm(run, items, split, list(own.values()), timed, check)
+    else:
+        item_by_item(run, items, split, list(own.values()), timed, check, across or in_turn)
     run.check_engaged(arms)
     return Evidence(
         kvtriage_version=__version__,

@@ -1,30 +1,46 @@
 """In which order arms and items are measured: items go round the arms, or each arm goes through all items.
 
 Items go round where changing arms is cheap: what is there after a kill is paired, and slow drifts of
-the machine hit all arms alike. Where an arm is a server that takes minutes to start, each is opened
-once and goes through everything. BF16 comes first; what it says of each scored position is kept, for
-all others are measured against it.
+the machine hit all arms alike. Arms on machines of their own may read an item all at once. Where an arm
+is a server that takes minutes to start, each is opened once and goes through everything. BF16 comes
+first; what it says of each scored position is kept, for all others are measured against it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from kvtriage.engines.base import Arm, ScoreResponse, Session
 from kvtriage.stages.measuring import Measuring, Shape, shapes_to_time
 from kvtriage.tasks.base import TaskItem
 from kvtriage.tasks.split import Split
 
-__all__ = ["Check", "arm_by_arm", "item_by_item"]
+__all__ = ["Across", "Check", "arm_by_arm", "in_turn", "item_by_item"]
 
 Check = Callable[[Arm, Session], None]
 """Raises PolicyNotApplied for a session that does something else than the arm asks for."""
 
+Across = Callable[[Callable[[Arm], ScoreResponse], Sequence[Arm]], Iterable[ScoreResponse]]
+"""How one item is scored under several arms: in turn, or at once where each has a machine of its own. The answers come
+in the order of the arms, so that the trials are the same either way."""
+
+
+def in_turn(score: Callable[[Arm], ScoreResponse], arms: Sequence[Arm]) -> Iterable[ScoreResponse]:
+    return map(score, arms)
+
 
 def item_by_item(
-    run: Measuring, items: Sequence[TaskItem], split: Split, arms: Sequence[Arm], timed: Sequence[Arm], check: Check
+    run: Measuring,
+    items: Sequence[TaskItem],
+    split: Split,
+    arms: Sequence[Arm],
+    timed: Sequence[Arm],
+    check: Check,
+    across: Across = in_turn,
 ) -> None:
-    """All arms are checked before the first trial. `arms` begin with the baseline."""
+    """All arms are checked before the first trial. `arms` begin with the baseline. Times are always taken in turn: this
+    machine's clock serves one stream best."""
     pools = {}
     for arm in arms:
         with run.engine.open(arm) as session:
@@ -32,27 +48,30 @@ def item_by_item(
             pools[arm.name] = session.applied().pool
     for arm in arms:
         run.add_pool(arm, pools[arm.name])
-    _score_items(run, items, arms)
+    _score_items(run, items, arms, across)
     _time_shapes(run, split, timed)
 
 
-def _score_items(run: Measuring, items: Sequence[TaskItem], arms: Sequence[Arm]) -> None:
+def _score_items(run: Measuring, items: Sequence[TaskItem], arms: Sequence[Arm], across: Across) -> None:
+    baseline, *others = arms
     pending = {arm.name: {_key(item) for item in run.unscored(items, arm)} for arm in arms}
     for number, item in enumerate(items):
         run.report("scoring items", number, len(items))
-        missing = [arm for arm in arms if _key(item) in pending[arm.name]]
+        missing = {arm.name for arm in arms if _key(item) in pending[arm.name]}
         if not missing:
             continue
-        with run.engine.open(arms[0]) as session:
-            reference = session.score(item.request)
-        for arm in missing:
-            if arm is arms[0]:
-                response = reference
-            else:
-                with run.engine.open(arm) as session:
-                    response = session.score(item.request)
-            run.add_score(arm, item, response, reference)
+        asked = [baseline, *(arm for arm in others if arm.name in missing)]
+        reference: ScoreResponse | None = None
+        for arm, response in zip(asked, across(partial(_score, run, item), asked), strict=True):
+            reference = response if reference is None else reference
+            if arm.name in missing:
+                run.add_score(arm, item, response, reference)
     run.report("scoring items", len(items), len(items))
+
+
+def _score(run: Measuring, item: TaskItem, arm: Arm) -> ScoreResponse:
+    with run.engine.open(arm) as session:
+        return session.score(item.request)
 
 
 def _time_shapes(run: Measuring, split: Split, arms: Sequence[Arm]) -> None:
