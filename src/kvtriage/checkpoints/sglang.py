@@ -32,7 +32,12 @@ from kvtriage.files import write_atomic
 from kvtriage.fp8.scales import LayerScales, ScaleSet
 from kvtriage.kvcache.policy import Scaling
 
-__all__ = ["shared_octaves", "write_sglang_scales"]
+__all__ = ["READ_BY", "shared_octaves", "write_sglang_scales"]
+
+READ_BY = frozenset(
+    ("apertus", "arcee", "exaone4", "glm4", "hunyuan", "llama", "mimo", "mimo_v2", "opt", "qwen2", "qwen3", "solar")
+)
+"""model_types whose class has load_kv_cache_scales (python/sglang/srt/models/, as documented in 2026)."""
 
 
 def write_sglang_scales(scales: ScaleSet, model_type: str, out: Path, *, tp_size: int = 1) -> None:
