@@ -24,6 +24,9 @@ from kvtriage.units import GIB, format_bytes
 __all__ = ["Check", "Status", "render_checks", "selftest_command"]
 
 _ENGINE = "pip install 'kvtriage[engine]'"
+_VLLM = "pip install 'kvtriage[vllm]'"
+_HTTP = "aiohttp"
+_LEAST_HTTP = (3, 10)
 _NEEDED = {
     "torch": (2, 6),
     "transformers": (5, 0),
@@ -98,7 +101,33 @@ def _run_checks() -> list[Check]:
         *_check_threads(),
         _check_memory(),
     ]
-    return checks + _check_cache() + _check_demo()
+    return [*checks, *_check_cache(), *_check_demo(), _check_http(), _check_vllm()]
+
+
+def _check_http() -> Check:
+    """What --engine vllm speaks HTTP with."""
+    try:
+        found = importlib.metadata.version(_HTTP)
+    except importlib.metadata.PackageNotFoundError:
+        return Check(_HTTP, Status.OPTIONAL, "not installed; --engine vllm needs it", _VLLM)
+    if _leading_numbers(found) < _LEAST_HTTP:
+        return Check(
+            _HTTP, Status.OPTIONAL, f"{found}; {_dotted(_LEAST_HTTP)} or newer is needed", f"{_VLLM} --upgrade"
+        )
+    return Check(_HTTP, Status.OK, found)
+
+
+def _check_vllm() -> Check:
+    """Where `vllm serve` would be found. It is not run: starting it takes long, and it is another environment's."""
+    found = shutil.which("vllm")
+    if found is not None:
+        return Check("vllm command", Status.OK, found)
+    return Check(
+        "vllm command",
+        Status.OPTIONAL,
+        "not on the PATH",
+        "pip install vllm in an environment of its own and give --vllm-command; or --arm, for servers that run already",
+    )
 
 
 def _check_distribution(name: str, least: tuple[int, int]) -> Check:

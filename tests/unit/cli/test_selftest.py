@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +65,40 @@ def test_a_cache_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) 
     (check,) = selftest._check_cache()
     assert check.status is Status.MISSING
     assert "KVTRIAGE_CACHE" in check.remedy
+
+
+def test_servers_need_two_things_that_the_main_job_does_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "aiohttp":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["selftest"]) == 0
+    table = capsys.readouterr().out
+    assert re.search(r"aiohttp +optional +not installed; --engine vllm needs it", table)
+    assert "-> pip install 'kvtriage[vllm]'" in table
+    assert re.search(r"vllm command +optional +not on the PATH", table)
+
+
+@pytest.mark.parametrize(("found", "status"), [("3.9.5", Status.OPTIONAL), ("3.10.0", Status.OK), ("4.0", Status.OK)])
+def test_an_old_aiohttp_is_told(monkeypatch: pytest.MonkeyPatch, found: str, status: Status) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: found)
+    assert selftest._check_http().status is status
+
+
+def test_the_command_of_vllm_is_found_and_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    command = tmp_path / "vllm"
+    command.write_text("#!/bin/sh\ntouch $0.ran\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert selftest._check_vllm() == Check("vllm command", Status.OK, str(command))
+    assert not (tmp_path / "vllm.ran").exists()
 
 
 def test_the_cure_stands_below_what_needs_it() -> None:
