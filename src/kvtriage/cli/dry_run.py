@@ -1,6 +1,7 @@
 """--dry-run: the arms, the tokens each will process, and about how long it all takes.
 
-Of an engine of servers also each server's command, the requests that go to it, and the GPU-hours.
+Of an engine of servers also each server's command, the requests that go to it, and the GPU-hours. The speed is
+measured, and a server started for it, unless one is stated or this case has timed BF16 before.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import click
 
+from kvtriage.cli.dry_run_options import Speed
 from kvtriage.cli.job import Subject
+from kvtriage.cli.options import Servers
+from kvtriage.cli.requests_file import write_requests
 from kvtriage.cli.terminal import say
 from kvtriage.engines.base import Arm, Engine, EngineInfo
 from kvtriage.kvcache.policy import CachePolicy, Scaling
@@ -38,44 +43,60 @@ class _Row:
     cost: ArmCost
 
 
-@dataclass(frozen=True)
-class _Speed:
-    """Seconds per token, in BF16."""
-
-    read_s: float
-    decoded_s: float
-
-    def seconds(self, cost: ArmCost) -> float:
-        return cost.read_tokens * self.read_s + cost.decoded_tokens * self.decoded_s
-
-
 def print_dry_run(
-    subject: Subject, engine: Engine, scales: ScaleRecord | None, sensitivities: Sensitivities | None
+    subject: Subject,
+    engine: Engine,
+    scales: ScaleRecord | None,
+    sensitivities: Sensitivities | None,
+    *,
+    speed: Speed | None = None,
+    servers: Servers | None = None,
+    requests: Path | None = None,
 ) -> None:
-    """The table on stdout, from speeds measured here and now. Writes nothing.
+    """The table on stdout, from `speed`, or one measured here and now. Writes nothing but `requests`.
 
     Without `scales` and `sensitivities` the arms are not known yet: then the stages before the
     ablation are counted as well, and as many arms of each sort as there can be.
     """
+    unasked = speed is not None and isinstance(engine, Serving)
+    started = time.perf_counter()
+    info = _unasked_info(servers) if unasked else engine.info()
+    start_s = None if unasked else time.perf_counter() - started
     if scales is None or sensitivities is None:
         say("which arms there are is known after diagnose; this is what there can be at most")
-        rows = [*_stages_before(subject), *_arms_at_most(subject, engine.info())]
+        rows = [*_stages_before(subject), *_arms_at_most(subject, info)]
     else:
         rows = [
             _Row(arm.name, arm.label, cost_arm(subject.plan, subject.items, arm.role))
             if arm.same_as is None
             else _Row(arm.name, f"{arm.label} (is {arm.same_as})", ArmCost(0, 0))
-            for arm in design_arms(subject.plan, scales, sensitivities, engine.info())
+            for arm in design_arms(subject.plan, scales, sensitivities, info)
         ]
-    started = time.perf_counter()
-    engine.info()
-    start_s = time.perf_counter() - started
-    speed = _measure_speed(subject, engine)
+    speed = _measure_speed(subject, engine) if speed is None else speed
     click.echo(_render(rows, speed))
     if isinstance(engine, Serving):
-        click.echo(
-            _render_servers(subject, engine, rows, speed, start_s, _known_arms(subject, scales, sensitivities, engine))
-        )
+        arms = _known_arms(subject, scales, sensitivities, info)
+        click.echo(_render_servers(subject, engine, rows, speed, start_s, arms))
+        if requests is not None:
+            timed = [arm.name for arm in arms if arm.bound is None and arm.prefill_chunk is None]
+            say(f"{write_requests(requests, subject, arms, timed):,} requests are in {requests}")
+
+
+def _unasked_info(servers: Servers | None) -> EngineInfo:
+    """What the arms depend on, taken for granted: that servers take scales per head, and that all arms are there."""
+    words = () if servers is None else servers.arms
+    return EngineInfo(
+        name="vllm",
+        version="not asked",
+        device="not asked",
+        backend="not asked",
+        numerics="storage",
+        compute_dtype="not asked",
+        native_dtype="bfloat16",
+        threads=1,
+        per_head_scales=True,
+        arms=frozenset(word.partition("=")[0] for word in words) or None,
+    )
 
 
 @runtime_checkable
@@ -89,23 +110,23 @@ class Serving(Protocol):
 
 
 def _known_arms(
-    subject: Subject, scales: ScaleRecord | None, sensitivities: Sensitivities | None, engine: Engine
+    subject: Subject, scales: ScaleRecord | None, sensitivities: Sensitivities | None, info: EngineInfo
 ) -> list[Arm]:
     """The arms with servers of their own; before diagnose those that need no scales."""
     if scales is None or sensitivities is None:
         count = subject.spec.num_layers
         return [Arm("bf16", CachePolicy.native(count)), Arm("fp8_unit", CachePolicy.fp8(count, Scaling.UNIT))]
-    arms = design_arms(subject.plan, scales, sensitivities, engine.info())
+    arms = design_arms(subject.plan, scales, sensitivities, info)
     return [build_arm(arm, scales) for arm in arms if arm.same_as is None]
 
 
 def _render_servers(
-    subject: Subject, engine: Serving, rows: list[_Row], speed: _Speed, start_s: float, arms: list[Arm]
+    subject: Subject, engine: Serving, rows: list[_Row], speed: Speed, start_s: float | None, arms: list[Arm]
 ) -> str:
-    """A server runs from its start to the end of its arm, whether it has work or not."""
+    """A server runs from its start to the end of its arm, whether it has work or not. `start_s` None was not timed."""
     shapes = shapes_to_time(subject.plan)
     scored, timed = len(subject.items), sum(shape.batch for shape in shapes) + shapes[0].batch
-    seconds = sum(speed.seconds(row.cost) for row in rows) + len(arms) * start_s
+    seconds = sum(speed.seconds(row.cost) for row in rows) + len(arms) * (start_s or 0.0)
     hours = seconds * engine.devices / 3600
     return "\n".join(
         [
@@ -113,14 +134,19 @@ def _render_servers(
             *(f"{arm.name}: {engine.show(arm)}" for arm in arms),
             "",
             f"requests to each: {scored} to score, and {timed} generations to time where it is served as it stands",
-            f"a start takes about {format_seconds(start_s)}; with {len(arms)} of them the study takes about "
-            f"{format_seconds(seconds)}, on {engine.devices} device{'s' if engine.devices > 1 else ''} "
-            f"{hours:.2f} device-hours",
+            f"{_starts(start_s, len(arms))} the study takes about {format_seconds(seconds)}, on {engine.devices} "
+            f"device{'s' if engine.devices > 1 else ''} {hours:.2f} device-hours",
         ]
     )
 
 
-def _render(rows: list[_Row], speed: _Speed) -> str:
+def _starts(start_s: float | None, count: int) -> str:
+    if start_s is None:
+        return f"no server was started to see how long that takes; without the starts of {count} servers"
+    return f"a start takes about {format_seconds(start_s)}; with {count} of them"
+
+
+def _render(rows: list[_Row], speed: Speed) -> str:
     total = ArmCost(sum(row.cost.read_tokens for row in rows), sum(row.cost.decoded_tokens for row in rows))
     name_width = max(len(row.name) for row in rows)
     label_width = max(len(row.label) for row in rows)
@@ -132,7 +158,7 @@ def _render(rows: list[_Row], speed: _Speed) -> str:
     )
 
 
-def _measure_speed(subject: Subject, engine: Engine) -> _Speed:
+def _measure_speed(subject: Subject, engine: Engine) -> Speed:
     """The shortest and the longest item scored, and a few tokens decoded, once a first generation has warmed up.
 
     Both, because a short text pays more for each of its tokens.
@@ -146,7 +172,7 @@ def _measure_speed(subject: Subject, engine: Engine) -> _Speed:
             session.score(request)
         scored_s = time.perf_counter() - started
         steps = session.generate([ends[0].token_ids], _DECODED).token_s
-    return _Speed(scored_s / sum(len(request.token_ids) for request in ends), statistics.median(steps))
+    return Speed(scored_s / sum(len(request.token_ids) for request in ends), statistics.median(steps))
 
 
 def _stages_before(subject: Subject) -> Iterator[_Row]:

@@ -10,6 +10,7 @@ import click
 
 from kvtriage.cli.case import check_folder, open_case
 from kvtriage.cli.dry_run import print_dry_run
+from kvtriage.cli.dry_run_options import DryRun, dry_run_options
 from kvtriage.cli.job import (
     Subject,
     Wiring,
@@ -63,8 +64,8 @@ _VERBS = ("plan", "calibrate", "diagnose", "ablate", "decide", "report")
 @click.option("--memory", metavar="SIZE", callback=parse_memory, help="Cache memory to compare at.  [default: 16GiB]")
 @click.option("--quick", is_flag=True, help="A small study: enough to see the whole path, seldom to decide.")
 @click.option("--until", type=click.Choice(_VERBS), default="report", help="Stop after this verb.")
-@click.option("--dry-run", is_flag=True, help="Print the arms, their tokens and the time they take; write nothing.")
 @machine_options
+@dry_run_options
 @click.pass_obj
 def run_command(
     wiring: Callable[[], Wiring] | None,
@@ -79,7 +80,7 @@ def run_command(
     memory: int | None,
     quick: bool,
     until: str,
-    dry_run: bool,
+    dry_run: DryRun | None,
     machine: Machine,
 ) -> int:
     """The whole job: plan, calibrate, diagnose, ablate, decide, report.
@@ -101,7 +102,7 @@ def run_command(
     }
     study = load_study(study_file, {key: value for key, value in given.items() if value is not None}, quick=quick)
     room = choose_wiring(wiring, machine, out, study)
-    if out is None and not dry_run:
+    if out is None and dry_run is None:
         raise click.UsageError("missing option '--out'")
     if out is not None:
         check_folder(out)
@@ -117,9 +118,10 @@ def run_command(
     _say_subject(subject)
     for warning in subject.plan.warnings:
         say(f"warning: {warning}")
-    if out is None or dry_run:
+    if out is None or dry_run is not None:
+        how = dry_run or DryRun()
         with open_subject_engine(subject, machine, room) as engine:
-            print_dry_run(subject, engine, None, None)
+            print_dry_run(subject, engine, None, None, speed=how.speed, servers=machine.servers, requests=how.requests)
         return 0
     return _run_verbs(out, subject, machine, room, _VERBS.index(until))
 

@@ -9,6 +9,7 @@ import click
 
 from kvtriage.cli.case import open_case
 from kvtriage.cli.dry_run import print_dry_run
+from kvtriage.cli.dry_run_options import DryRun, dry_run_options, remembered_speed
 from kvtriage.cli.job import (
     Job,
     Wiring,
@@ -67,10 +68,12 @@ def diagnose_command(wiring: Callable[[], Wiring] | None, case_path: Path, machi
 
 @click.command("ablate")
 @case_argument
-@click.option("--dry-run", is_flag=True, help="Print the arms, their tokens and the time they take; write nothing.")
 @machine_options
+@dry_run_options
 @click.pass_obj
-def ablate_command(wiring: Callable[[], Wiring] | None, case_path: Path, dry_run: bool, machine: Machine) -> None:
+def ablate_command(
+    wiring: Callable[[], Wiring] | None, case_path: Path, dry_run: DryRun | None, machine: Machine
+) -> None:
     """Measure BF16 and every FP8 arm on the same items; write trials.jsonl and evidence.json.
 
     Trials are appended as they come. Killed at any point, the same command goes on.
@@ -82,8 +85,16 @@ def ablate_command(wiring: Callable[[], Wiring] | None, case_path: Path, dry_run
 
     def work(job: Job) -> None:
         scales, sensitivities = job.case.need(ScaleRecord), job.case.need(Sensitivities)
-        if dry_run:
-            print_dry_run(job.subject, job.engine(), scales, sensitivities)
+        if dry_run is not None:
+            print_dry_run(
+                job.subject,
+                job.engine(),
+                scales,
+                sensitivities,
+                speed=dry_run.speed or remembered_speed(job.case.trials()),
+                servers=machine.servers,
+                requests=dry_run.requests,
+            )
         else:
             run_ablate(job, scales, sensitivities)
 

@@ -25,7 +25,7 @@ from kvtriage.tasks import TASKS
 from kvtriage.tasks.base import TaskItem
 from kvtriage.tasks.split import Split
 
-__all__ = ["TIMED_ROLES", "WARM_UP_TOKENS", "Measuring", "Shape", "shapes_to_time"]
+__all__ = ["TIMED_ROLES", "WARM_UP_TOKENS", "Measuring", "Shape", "prompts_to_time", "shapes_to_time"]
 
 TIMED_ROLES = ("baseline", "candidate")
 WARM_UP_TOKENS = 2
@@ -111,10 +111,10 @@ class Measuring:
 
     def warm_up(self, session: Session, split: Split) -> None:
         """A first generation, not recorded."""
-        session.generate(_prompts(_text(split), shapes_to_time(self.plan)[0]), WARM_UP_TOKENS)
+        session.generate(prompts_to_time(split, shapes_to_time(self.plan)[0]), WARM_UP_TOKENS)
 
     def time(self, session: Session, arm: Arm, shape: Shape, split: Split) -> None:
-        generation = session.generate(_prompts(_text(split), shape), self.plan.study.decode_tokens)
+        generation = session.generate(prompts_to_time(split, shape), self.plan.study.decode_tokens)
         if generation.held_bytes is not None:
             self._check_bytes(arm.name, arm.policy, shape, generation.held_tokens, generation.held_bytes)
         self.add(
@@ -178,12 +178,9 @@ class Measuring:
                     yield kl
 
 
-def _text(split: Split) -> list[int]:
-    return [token for item in split.evaluation for token in item.token_ids]
-
-
-def _prompts(text: Sequence[int], shape: Shape) -> list[tuple[int, ...]]:
+def prompts_to_time(split: Split, shape: Shape) -> list[tuple[int, ...]]:
     """`batch` prompts of `context_len` tokens, cut from the evaluation text, repeated where it is short."""
+    text = [token for item in split.evaluation for token in item.token_ids]
     stretch = shape.context_len * shape.batch
-    stream = list(text) * (stretch // len(text) + 1)
+    stream = text * (stretch // len(text) + 1)
     return [tuple(stream[i * shape.context_len : (i + 1) * shape.context_len]) for i in range(shape.batch)]

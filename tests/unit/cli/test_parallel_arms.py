@@ -46,7 +46,8 @@ def test_all_arms_are_under_way_at_once_and_answer_in_order() -> None:
         return arm.name
 
     with _across(True) as across:
-        assert list(across(score, ARMS)) == [arm.name for arm in ARMS]
+        found: list[Any] = list(across(score, ARMS))
+    assert found == [arm.name for arm in ARMS]
 
 
 def test_the_failure_of_an_arm_is_the_failure_of_the_item() -> None:
