@@ -51,7 +51,10 @@ __all__ = ["PATIENCE_S", "VllmEngine", "VllmSession"]
 PATIENCE_S = (0.5, 2.0, 8.0)
 """Pauses before a failed request is sent again, seconds; after the last it is given up."""
 _SAME_MODEL_NATS = 1.0
-"""Nats per token between two arms on the smoke text, beyond which they are no arms of one model."""
+"""Nats per token between two BF16 arms on the smoke text, beyond which they are no arms of one model."""
+_SAME_MODEL_FP8_NATS = 4.0
+"""The same for an FP8 arm: a cache may ruin a model, and is measured then; a model with another vocabulary or other
+weights is further off."""
 _UNKNOWN = "unknown"
 _ATTENTION_BACKENDS = ("FLASH_ATTN",)
 """Quantise Q and the probabilities too, on GPUs; all others of plain FP8 only store it."""
@@ -254,7 +257,9 @@ class VllmEngine:
             served.observer.watch(False)
         if self._baseline_nll is None:
             self._baseline_nll = nll
-        elif arm.policy.is_native and (away := abs(nll - self._baseline_nll)) > _SAME_MODEL_NATS:
+            return
+        allowed = _SAME_MODEL_NATS if arm.policy.is_native else _SAME_MODEL_FP8_NATS
+        if (away := abs(nll - self._baseline_nll)) > allowed:
             raise EngineError(
                 f"arm {arm.name!r} is {away:.1f} nats per token away from BF16 on the smoke text",
                 hint="that is another model, not another cache: look at what its server loaded",

@@ -95,6 +95,8 @@ class Player:
     tokens_per_chunk: int = 1
     step_s: float = 0.003
     token: str | None = None
+    sharpness: float = 1.0
+    """How sure the model is of itself; another one is another model."""
     paths: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -136,7 +138,7 @@ class Player:
         logits = {}
         for token in tokens:
             base, noise = _logit(before, token)
-            logits[token] = base + damage * noise
+            logits[token] = self.sharpness * base + damage * noise
         norm = math.log(math.fsum(math.exp(logit) for logit in logits.values()))
         return {token: logit - norm for token, logit in logits.items()}
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from kvtriage.engines.base import Arm, Readback, ScoreRequest
+from kvtriage.engines.base import Arm, Readback, ScoreRequest, ScoreResponse
 from kvtriage.engines.fake import FakeTokenizer
 from kvtriage.engines.vllm.attach import AttachedFleet, read_urls
 from kvtriage.engines.vllm.engine import VllmEngine
 from kvtriage.errors import EngineError, PolicyNotApplied, StudyError
 from kvtriage.kvcache.policy import CachePolicy, Mantissa, Scaling
+from kvtriage.records.case import Evidence, ScoreTrial, TimingTrial, Trial
+from kvtriage.stages.ablate import ablate
+from kvtriage.stages.orders import Across, in_turn
 from tests.unit.engines.vllm.fleets import geometry_of
 from tests.unit.engines.vllm.misbehaving_server import Player, playing
-from tests.unit.stages.fake_case import hybrid
+from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, silent
 
 SPEC = hybrid()
 COUNT = SPEC.num_layers
@@ -81,9 +87,78 @@ def test_a_server_without_the_extension_is_measured_and_said_to_be(
             engine.observe([list(range(20))], (0,), lambda done, total: None)
 
 
+def ablated(folder: Path, across: Across, *, metrics: bool = True) -> tuple[list[Trial], Evidence, list[Player]]:
+    """One study over two servers of the user's."""
+    case = FakeCase(study=msgspec.structs.replace(STUDY, items_per_bucket=2, latency_contexts=(32,)))
+    scales, sensitivities = case.calibrate(), case.diagnose()
+    players = [player(folder, dtype, extension=False, metrics=metrics) for dtype in ("bfloat16", "fp8")]
+    trials: list[Trial] = []
+    with attached(*players) as engine:
+        evidence = ablate(
+            case.plan,
+            scales,
+            sensitivities,
+            case.items,
+            case.split,
+            engine,
+            [],
+            trials.append,
+            silent,
+            {},
+            across,
+        )
+    return trials, evidence, players
+
+
+def test_arms_read_at_once_leave_the_same_trials_in_the_same_order(tmp_path: Path) -> None:
+    together = threading.Barrier(2, timeout=10)
+
+    def at_once(score: Callable[[Arm], ScoreResponse], arms: Sequence[Arm]) -> Iterator[ScoreResponse]:
+        """As the command line does it; both arms have to be under way before either goes on."""
+
+        def meet(arm: Arm) -> ScoreResponse:
+            together.wait()
+            return score(arm)
+
+        return pool.map(meet, arms)
+
+    with ThreadPoolExecutor() as pool:
+        parallel, _, _ = ablated(tmp_path, at_once)
+    serial, _, _ = ablated(tmp_path, in_turn)
+    scores = [[trial for trial in trials if isinstance(trial, ScoreTrial)] for trials in (parallel, serial)]
+    assert scores[0] == scores[1]
+    assert {trial.arm for trial in scores[0]} == {"bf16", "fp8_unit"}
+    assert len(parallel) == len(serial)
+
+
+def test_anything_compatible_is_an_arm_and_the_conditions_say_what_was_not_seen(tmp_path: Path) -> None:
+    trials, evidence, players = ablated(tmp_path, in_turn, metrics=False)
+    assert evidence.conditions.readback == "none"
+    assert {type(trial) for trial in trials} == {ScoreTrial, TimingTrial}
+    assert {trial.arm for trial in trials} == {"bf16", "fp8_unit"}
+    for one in players:
+        assert {path.partition("?")[0] for path in one.paths} >= {"/v1/models", "/v1/completions"}
+
+
 def test_another_model_behind_the_url_is_refused(tmp_path: Path) -> None:
     with attached(player(tmp_path, "bfloat16"), names=("other",)) as engine, pytest.raises(StudyError, match="serves"):
         engine.info()
+
+
+@pytest.mark.parametrize("arm", [BF16, UNIT], ids=["bf16", "fp8"])
+def test_another_model_of_the_same_name_is_found_by_what_it_says(tmp_path: Path, arm: Arm) -> None:
+    right, wrong = player(tmp_path, "bfloat16"), player(tmp_path, "fp8")
+    wrong.sharpness = 20.0
+    if arm is BF16:
+        wrong.cache_dtype = "bfloat16"
+        arm = Arm("fp8_unit", BF16.policy)
+    with (
+        attached(right, wrong) as engine,
+        pytest.raises(EngineError, match=r"'fp8_unit' is \d+\.\d nats per token away from BF16"),
+        engine.open(BF16),
+        engine.open(arm),
+    ):
+        pass
 
 
 def test_a_server_of_another_arm_is_refused(tmp_path: Path) -> None:
