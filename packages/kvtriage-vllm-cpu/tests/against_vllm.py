@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -119,6 +120,28 @@ def difference(kind: Kind, scale: Tensor) -> float:
     return float((ours - native).abs().max() / native.abs().max())
 
 
+def under_bf16() -> dict[str, object]:
+    """What an unquantised layer of a float32 model becomes where BF16 is named for it."""
+    from kvtriage_vllm_cpu.backend import NATIVE_VARIABLE, Backend
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    generator = torch.Generator().manual_seed(8)
+    query = torch.randn(sum(new for new, _ in SEQUENCES), H, D, generator=generator)
+    values = [torch.randn(length, HKV, D, generator=generator) for _, length in SEQUENCES]
+    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=HKV, head_size=D, dtype=torch.float32)
+    rounded = [value.to(torch.bfloat16).float() for value in values]
+    native = attend(make("auto", Kind()), torch.zeros(8, HKV, BLOCK, 2 * D), SCALES["tensor"], query, rounded, rounded)
+    with patch.dict(os.environ, {NATIVE_VARIABLE: "bfloat16"}):
+        impl, stored = make("auto", Kind()), Backend.customize_spec(spec)
+        ours = attend(impl, torch.zeros(8, HKV, BLOCK, 2 * D).to(stored.dtype), SCALES["tensor"], query, values, values)
+        e4m3 = Backend.customize_spec(replace(spec, dtype=torch.uint8)).dtype
+    return {
+        "is_ours": impl.is_ours,
+        "dtypes": [str(found) for found in (stored.dtype, e4m3, Backend.customize_spec(spec).dtype)],
+        "difference": float((ours - native).abs().max() / native.abs().max()),
+    }
+
+
 def refused() -> list[str]:
     """What is said of a cache that would be read wrongly."""
     try:
@@ -168,6 +191,7 @@ def main() -> None:
     found = {
         "backend": f"{backend.__module__}.{backend.__qualname__}",
         "ours": {dtype: make(dtype, Kind()).is_ours for dtype in ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")},
+        "under_bf16": under_bf16(),
         "refused": refused(),
         "without_avx512": without_avx512(),
         "differences": differences,

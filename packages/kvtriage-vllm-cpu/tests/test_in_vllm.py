@@ -34,6 +34,13 @@ def test_only_caches_narrower_than_the_arithmetic_are_its_own(found: Any) -> Non
     assert found["ours"] == {"auto": False, "float16": True, "bfloat16": True, "fp8": True, "fp8_e4m3": True}
 
 
+def test_unquantised_layers_are_stored_in_bf16_where_that_is_asked_for(found: Any) -> None:
+    said = found["under_bf16"]
+    assert said["is_ours"]
+    assert said["dtypes"] == ["torch.bfloat16", "torch.uint8", "torch.float32"]
+    assert said["difference"] < 1e-5
+
+
 def test_what_it_does_not_store_is_refused_by_name(found: Any) -> None:
     assert found["refused"] == ["kvtriage-vllm-cpu stores fp8_e4m3, and not fp8_e5m2"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,7 +52,7 @@ def _vllm(servers: Servers, machine: Machine, case: Path | None, study: Study) -
         from kvtriage.engines.vllm.client import token_from_environment
         from kvtriage.engines.vllm.engine import VllmEngine
         from kvtriage.engines.vllm.fleet import LaunchedFleet
-        from kvtriage.engines.vllm.recipe import DEFAULT_COMMAND, ServerOptions, read_engine_args
+        from kvtriage.engines.vllm.recipe import DEFAULT_COMMAND, ServerOptions, cpu_environment, read_engine_args
         from kvtriage.engines.vllm.server import Launch, split_command
     except ImportError as error:
         raise EngineError(
@@ -65,7 +66,9 @@ def _vllm(servers: Servers, machine: Machine, case: Path | None, study: Study) -
         if urls:
             names = (folder.name, CHECKPOINT, CHECKPOINT_PER_TENSOR)
             return AttachedFleet(urls, names, token_from_environment())
-        options = ServerOptions(command, _with_length(words, study, spec), _native_dtype(words))
+        native = _native_dtype(words)
+        environment = cpu_environment(words, native, os.environ, *_cores_and_nodes())
+        options = ServerOptions(command, _with_length(words, study, spec), native, environment)
         logs = Path.cwd() / "servers" if case is None else case.resolve() / "servers"
         how = Launch(logs, say, servers.start_timeout_s)
         return LaunchedFleet(spec, folder, options, how, lambda scales: _overlay(case, scales))
@@ -114,6 +117,14 @@ def _with_length(words: tuple[str, ...], study: Study, spec: CacheSpec) -> tuple
     )
     longest = min(-(-needed // _LENGTH_STEP) * _LENGTH_STEP, spec.max_model_len)
     return (*words, "--max-model-len", str(longest))
+
+
+def _cores_and_nodes() -> tuple[list[int], int]:
+    """The cores this process may use, none beside an accelerator, and the NUMA nodes they lie in."""
+    if any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists() or not hasattr(os, "sched_getaffinity"):
+        return [], 1
+    nodes = sum(1 for _ in Path("/sys/devices/system/node").glob("node[0-9]*"))
+    return sorted(os.sched_getaffinity(0)), max(1, nodes)
 
 
 def _native_dtype(words: tuple[str, ...]) -> str:

@@ -15,7 +15,7 @@ from kvtriage.cli.main import main
 from kvtriage.cli.options import Machine, Servers
 from kvtriage.cli.servers import choose_wiring
 from kvtriage.engines.vllm.engine import VllmEngine
-from kvtriage.engines.vllm.recipe import DEFAULT_COMMAND, count_devices, read_engine_args
+from kvtriage.engines.vllm.recipe import DEFAULT_COMMAND, count_devices, cpu_environment, read_engine_args
 from kvtriage.errors import CaseError, StudyError
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.study import Study
@@ -94,6 +94,24 @@ def test_engine_arguments_are_split_as_a_shell_does() -> None:
     assert read_engine_args(["--dtype float32", "--x='a b'"]) == ("--dtype", "float32", "--x=a b")
     assert count_devices(("--tensor-parallel-size", "4", "--pipeline-parallel-size=2", "--x", "3")) == 8
     assert DEFAULT_COMMAND == ("vllm", "serve")
+
+
+@pytest.mark.parametrize(
+    ("args", "native", "own", "cores", "told"),
+    [
+        ((), "bfloat16", {}, 8, {}),
+        ((), "auto", {}, 8, {"KVTRIAGE_CPU_NATIVE_DTYPE": "bfloat16"}),
+        ((), "auto", {"KVTRIAGE_CPU_NATIVE_DTYPE": ""}, 8, {}),
+        (("-tp", "2"), "bfloat16", {}, 5, {"VLLM_CPU_OMP_THREADS_BIND": "0,1|2,3,4"}),
+        (("-tp", "2"), "bfloat16", {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, 5, {}),
+        (("-tp", "2"), "bfloat16", {}, 0, {}),
+    ],
+)
+def test_servers_on_a_cpu_are_told_what_they_would_not_find_out(
+    args: tuple[str, ...], native: str, own: dict[str, str], cores: int, told: dict[str, str]
+) -> None:
+    assert cpu_environment(args, native, own, range(cores), 1) == told
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in cpu_environment(args, native, own, range(cores), 2)
 
 
 @pytest.mark.parametrize(

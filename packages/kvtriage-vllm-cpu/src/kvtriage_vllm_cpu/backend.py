@@ -2,7 +2,8 @@
 
 A layer is ours when its cache is narrower than the arithmetic: E4M3, or BF16 and FP16 under a
 float32 model (vLLM's own kernels take such a cache for float32 and read garbage). Every other
-layer, a skipped one among them, goes to vLLM's kernels as before.
+layer, a skipped one among them, goes to vLLM's kernels as before. A layer that is `auto`, as
+skipped ones are, has the model's dtype, or the one that KVTRIAGE_CPU_NATIVE_DTYPE names.
 
 Made for vLLM 0.32: v1/attention/backends/cpu_attn.py.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -26,10 +29,20 @@ from vllm.v1.attention.backends.cpu_attn import (
 from kvtriage_vllm_cpu.attention import Shape, attend
 from kvtriage_vllm_cpu.storage import open_pages, read, write
 
-__all__ = ["Backend", "Impl", "MetadataBuilder"]
+__all__ = ["NATIVE_VARIABLE", "Backend", "Impl", "MetadataBuilder", "native_dtype"]
 
+NATIVE_VARIABLE = "KVTRIAGE_CPU_NATIVE_DTYPE"
+"""Names what an unquantised cache is stored in; unset or empty for the model's own dtype."""
 _E4M3 = ("fp8", "fp8_e4m3")
 _NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def native_dtype() -> torch.dtype | None:
+    """None for the model's own. Raises ValueError for a name that is neither BF16's nor FP16's."""
+    name = os.environ.get(NATIVE_VARIABLE, "")
+    if name and name not in _NARROW:
+        raise ValueError(f"{NATIVE_VARIABLE} is {name!r}, and has to be one of {', '.join(_NARROW)}, or unset")
+    return _NARROW.get(name)
 
 
 class Backend(CPUAttentionBackend):
@@ -44,6 +57,12 @@ class Backend(CPUAttentionBackend):
     @classmethod
     def supports_sink(cls) -> bool:
         return True
+
+    @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        """Unquantised pages of a float32 model are those of `native_dtype`."""
+        native = native_dtype()
+        return spec if native is None or spec.dtype is not torch.float32 else replace(spec, dtype=native)
 
     @staticmethod
     def get_impl_cls() -> type[Impl]:
@@ -77,7 +96,8 @@ class Impl(CPUAttentionBackendImpl):
         """vLLM's own arguments. Raises NotImplementedError for what would be computed wrongly."""
         super().__init__(*args, **kwargs)
         model_dtype = get_current_vllm_config().model_config.dtype
-        narrow = _NARROW.get(self.kv_cache_dtype)
+        native = native_dtype() if model_dtype is torch.float32 else None
+        narrow = native if self.kv_cache_dtype == "auto" else _NARROW.get(self.kv_cache_dtype)
         self.is_ours = self.kv_cache_dtype in _E4M3 or (narrow is not None and narrow is not model_dtype)
         if not self.is_ours:
             if self.is_fp8_kv_cache:

@@ -34,6 +34,7 @@ from kvtriage.engines.vllm.readback import (
     applied_from_layers,
     check_config,
     check_live,
+    doubts,
     say_readback,
 )
 from kvtriage.engines.vllm.recipe import check_arm, probe_of, served_policy
@@ -233,7 +234,7 @@ class VllmEngine:
 
     def _check(self, arm: Arm, served: Served) -> None:
         """Everything that may be wrong with a server before the first trial. Raises EngineError."""
-        for warning in served.warnings:
+        for warning in (*served.warnings, *doubts(served.ranks or ())):
             self._say(f"warning: server {arm.name}: {warning}")
         if served.config is not None:
             check_config(arm, served.config)

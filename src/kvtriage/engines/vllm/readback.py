@@ -20,6 +20,7 @@ __all__ = [
     "applied_from_layers",
     "check_config",
     "check_live",
+    "doubts",
     "live_dtype",
     "say_readback",
 ]
@@ -29,6 +30,8 @@ FP8 = "float8_e4m3fn"
 _FP8_STORAGE = ("uint8", "float8_e4m3fn")
 _WORDS = {"bfloat16": "BF16", "auto": "in the model's own dtype"}
 _FP8_FLAGS = ("fp8", "fp8_e4m3")
+_TRUNCATES = "vllm.v1.attention.backends.cpu_attn."
+"""Rounds to E4M3 towards zero in vLLM 0.32."""
 
 
 def applied_from_layers(arm: Arm, spec: CacheSpec, ranks: Sequence[Sequence[LiveLayer]], pool: Pool | None) -> Applied:
@@ -83,6 +86,16 @@ def check_live(arm: Arm, spec: CacheSpec, ranks: Sequence[Sequence[LiveLayer]]) 
         raise PolicyNotApplied(
             f"arm {arm.name!r}: {complaint}",
             hint="the server would have measured something else; nothing of this arm was recorded",
+        )
+
+
+def doubts(ranks: Sequence[Sequence[LiveLayer]]) -> Iterator[str]:
+    """What is as asked, and does not tell of a GPU all the same."""
+    stored = [live for rank in ranks for live in rank if live.kv_cache_dtype in _FP8_FLAGS]
+    if any(live.backend.startswith(_TRUNCATES) for live in stored):
+        yield (
+            "vLLM's own CPU backend rounds to E4M3 towards zero, and GPUs round to nearest: FP8 looks worse than it is; "
+            "install kvtriage-vllm-cpu beside vLLM"
         )
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "ServerOptions",
     "check_arm",
     "count_devices",
+    "cpu_environment",
     "make_recipe",
     "probe_of",
     "read_engine_args",
@@ -85,6 +86,25 @@ def count_devices(engine_args: Sequence[str]) -> int:
         if name in _PARALLEL and size.isdigit():
             count *= int(size)
     return count
+
+
+def cpu_environment(
+    engine_args: Sequence[str], native_dtype: str, own: Mapping[str, str], cores: Sequence[int], nodes: int
+) -> dict[str, str]:
+    """What servers on a CPU are told on top of `own`, which is kvtriage's environment; it means nothing on GPUs.
+
+    A float32 model's cache has no BF16 in stock vLLM; kvtriage-vllm-cpu stores it where this names it.
+    vLLM wants a NUMA node for each rank, so where there are fewer the `cores` are dealt out.
+    """
+    told = {}
+    if native_dtype == "auto":
+        told["KVTRIAGE_CPU_NATIVE_DTYPE"] = "bfloat16"
+    ranks = count_devices(engine_args)
+    if nodes < ranks <= len(cores):
+        bounds = [rank * len(cores) // ranks for rank in range(ranks + 1)]
+        shares = [cores[start:stop] for start, stop in itertools.pairwise(bounds)]
+        told["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, share)) for share in shares)
+    return {name: value for name, value in told.items() if name not in own}
 
 
 def check_arm(arm: Arm, spec: CacheSpec) -> None:

@@ -20,7 +20,7 @@ from kvtriage.engines.vllm.log import PORT_TAKEN, ending_of, phase_of
 from kvtriage.errors import EngineError
 from kvtriage.files import writing
 
-__all__ = ["HOST", "Launch", "Recipe", "Server", "launch", "show_command", "split_command"]
+__all__ = ["HOST", "Launch", "Recipe", "Server", "environment_of", "launch", "show_command", "split_command"]
 
 HOST = "127.0.0.1"
 _POLL_S = 0.1
@@ -29,6 +29,7 @@ _GRACE_S = 20.0
 _STOP_S = 40.0
 _PORTS_TRIED = 3
 _LOG_TAIL = 256 * 1024
+_PATHS = "PYTHONPATH"
 _TOKENS = (TOKEN_VARIABLE, "VLLM_API_KEY")
 """Not for servers of ours: the one is for other servers, and the other would lock us out of our own."""
 
@@ -90,6 +91,18 @@ def split_command(text: str) -> tuple[str, ...]:
     return tuple(words)
 
 
+def environment_of(recipe: Recipe, own: Mapping[str, str]) -> dict[str, str]:
+    """What the server is given: `own` without tokens, and what the recipe adds.
+
+    The user's PYTHONPATH stays, behind the recipe's. Idle OpenMP threads sleep, unless the user wants
+    them to spin: beside any other load a spinning pair of threads is many times slower than one.
+    """
+    kept = {name: value for name, value in own.items() if name not in _TOKENS}
+    paths = [path for path in (recipe.environment.get(_PATHS), own.get(_PATHS)) if path]
+    added = {_PATHS: os.pathsep.join(paths)} if paths else {}
+    return {"OMP_WAIT_POLICY": "PASSIVE", **kept, **recipe.environment, **added}
+
+
 def show_command(recipe: Recipe) -> str:
     """The command as a shell takes it, environment first, to be copied."""
     words = [f"{name}={shlex.quote(value)}" for name, value in sorted(recipe.environment.items())]
@@ -131,7 +144,7 @@ def _start(recipe: Recipe, name: str, how: Launch) -> Iterator[Server]:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env={**{k: v for k, v in os.environ.items() if k not in _TOKENS}, **recipe.environment},
+            env=environment_of(recipe, os.environ),
         )
         stack.callback(_stop, process, how.grace_s)
         client = stack.enter_context(Client(f"http://{HOST}:{port}"))

@@ -16,6 +16,7 @@ from kvtriage.engines.vllm.readback import (
     applied_from_layers,
     check_config,
     check_live,
+    doubts,
     say_readback,
 )
 from kvtriage.errors import PolicyNotApplied
@@ -134,6 +135,13 @@ def test_a_scale_that_is_not_the_files_is_found() -> None:
     layers = (*LAYERS[:4], msgspec.structs.replace(LAYERS[4], k_scale=(0.1, 0.2, 0.3, 0.41)), LAYERS[5])
     with pytest.raises(PolicyNotApplied, match="layer 4"):
         check_applied(ARM, applied_from_layers(ARM, SPEC, [layers], None), INFO, SPEC)
+
+
+def test_fp8_of_vllms_own_cpu_backend_is_doubted() -> None:
+    stock = {"backend": "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend"}
+    layers = [msgspec.structs.replace(live, **stock) for live in LAYERS]
+    assert ["towards zero" in doubt for doubt in doubts([layers])] == [True]
+    assert list(doubts([[layers[2]], LAYERS])) == [], "BF16 is not rounded to E4M3, and no other backend truncates"
 
 
 def test_a_layer_that_is_not_there_is_named() -> None:

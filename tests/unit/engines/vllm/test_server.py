@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtriage.engines.vllm.server import Launch, Recipe, launch, show_command, split_command
+from kvtriage.engines.vllm.server import Launch, Recipe, environment_of, launch, show_command, split_command
 from kvtriage.errors import EngineError
 
 FAKE = str(Path(__file__).with_name("misbehaving_server.py"))
@@ -67,6 +67,14 @@ def test_tokens_of_other_servers_are_not_passed_on(tmp_path: Path, monkeypatch: 
         environment = Path(f"/proc/{marker.read_text().split()[0]}/environ").read_bytes()
     assert b"FAKE_CHILD" in environment
     assert b"tok-5e1d0c" not in environment
+
+
+def test_the_environment_of_a_server_is_the_users_with_the_recipes_on_top() -> None:
+    asked = Recipe(("vllm",), {"PYTHONPATH": "/inside", "X": "1"})
+    found = environment_of(asked, {"PYTHONPATH": "/theirs", "X": "0", "Y": "2", "VLLM_API_KEY": "s3cret"})
+    assert found == {"PYTHONPATH": "/inside:/theirs", "X": "1", "Y": "2", "OMP_WAIT_POLICY": "PASSIVE"}
+    assert environment_of(asked, {"OMP_WAIT_POLICY": "ACTIVE"})["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert "PYTHONPATH" not in environment_of(Recipe(("vllm",), {}), {})
 
 
 def test_a_log_is_added_to_and_read_from_its_own_start(tmp_path: Path) -> None:
@@ -125,9 +133,10 @@ def test_a_death_is_noticed_and_explained(tmp_path: Path) -> None:
 
 
 OWNER = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from kvtriage.engines.vllm.server import Launch, Recipe, launch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
 recipe = Recipe((sys.executable, sys.argv[1], "model"), {"FAKE_CHILD": sys.argv[2]})
 with launch(recipe, "bf16", Launch(Path(sys.argv[3]), lambda line: None, 20.0, grace_s=1.0)):
     print("ready", flush=True)
