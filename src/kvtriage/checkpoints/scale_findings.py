@@ -67,7 +67,7 @@ def find_suspects(held: HeldScales, spec: CacheSpec | None) -> tuple[Finding, ..
     if held.scales:
         found += [
             *_of_places(held, spec, heads),
-            *_of_absence(held, spec, heads),
+            *_of_absence(held, spec, loads),
             *_of_fates(loads),
             *_of_values(held.scales),
             *_of_heads(held, heads),
@@ -164,9 +164,10 @@ def _of_places(held: HeldScales, spec: CacheSpec | None, heads: Mapping[int, Hea
             yield Finding(Level.SUSPECT, f"layer {layer_idx} has two {tensor} scales that differ: {names}")
 
 
-def _of_absence(held: HeldScales, spec: CacheSpec | None, heads: Mapping[int, Heads]) -> Iterator[Finding]:
+def _of_absence(held: HeldScales, spec: CacheSpec | None, loads: Sequence[LayerLoad]) -> Iterator[Finding]:
     shared = {layer.layer_idx for layer in spec.layers if layer.shares_with is not None} if spec is not None else set()
-    expected = heads.keys() - shared
+    expected = {load.layer_idx for load in loads} - shared
+    copied = {load.layer_idx for load in loads if load.v.fate is Fate.COPIED}
     has: dict[str, set[int]] = {"k": set(), "v": set(), "q": set()}
     for scale in held.scales:
         for tensor in ("k", "v") if scale.tensor == "kv" else (scale.tensor,):
@@ -177,7 +178,7 @@ def _of_absence(held: HeldScales, spec: CacheSpec | None, heads: Mapping[int, He
             Level.SUSPECT, f"no scale for {name_layers(neither, len(expected))}: stored in FP8 they run at 1.0"
         )
     for tensor, other in (("k", "v"), ("v", "k")):
-        if missing := expected & has[other] - has[tensor]:
+        if missing := expected & has[other] - has[tensor] - copied:
             yield Finding(Level.SUSPECT, f"no {tensor}_scale for {name_layers(missing, len(expected))}")
     if without := expected - has["q"] - neither:
         yield Finding(
@@ -189,16 +190,19 @@ def _of_absence(held: HeldScales, spec: CacheSpec | None, heads: Mapping[int, He
 
 def _of_fates(loads: Sequence[LayerLoad]) -> Iterator[Finding]:
     words = {
-        Fate.SPREAD: (Level.SUSPECT, "is one number, which vLLM spreads over all heads"),
-        Fate.CUT: (Level.SUSPECT, "holds more numbers than there are heads, and vLLM takes the first ones"),
-        Fate.COPIED: (Level.SUSPECT, "is not there or not positive, and vLLM takes the k_scale instead"),
-        Fate.REFUSED: (Level.WRONG, "has a form or value over which vLLM stops"),
+        Fate.SPREAD: (Level.SUSPECT, "as one number, which vLLM spreads over all heads"),
+        Fate.CUT: (Level.SUSPECT, "with more numbers than heads, of which vLLM takes the first ones"),
+        Fate.COPIED: (Level.SUSPECT, "not there or not positive: vLLM takes the k_scale instead"),
+        Fate.REFUSED: (Level.WRONG, "of a form or value over which vLLM stops"),
     }
     for fate, (level, says) in words.items():
+        alike: dict[tuple[int, ...], list[str]] = {}
         for tensor in ("k", "v", "q"):
-            layers = [load.layer_idx for load in loads if getattr(load, tensor).fate is fate]
+            layers = tuple(load.layer_idx for load in loads if getattr(load, tensor).fate is fate)
+            alike.setdefault(layers, []).append(f"{tensor}_scale")
+        for layers, tensors in alike.items():
             if layers:
-                yield Finding(level, f"{tensor}_scale of {name_layers(layers, len(loads))} {says}")
+                yield Finding(level, f"{', '.join(tensors)} of {name_layers(layers, len(loads))} {says}")
 
 
 _VALUES: tuple[tuple[Level, str, Callable[[float], bool]], ...] = (

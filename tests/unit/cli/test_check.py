@@ -48,7 +48,7 @@ def test_a_whole_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "9 KV-cache scales" in out
     assert "k: F32 [1], layers 0-2, named as compressed-tensors" in out
     assert "auto becomes fp8 by itself: quantization_config of compressed-tensors" in out
-    assert "k, v and q as stored (3 layers)" in out
+    assert "k, v and q: as stored (3 layers)" in out
     assert out.endswith("whole: fine\n")
 
 

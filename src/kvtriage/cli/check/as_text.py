@@ -33,7 +33,7 @@ def _lines(answer: Answer) -> Iterator[str]:
     stays = answer.auto_becomes == "auto"
     yield f"  auto {'stays as it is' if stays else f'becomes {answer.auto_becomes} by itself'}: {answer.because}"
     for says, tensors in _alike(answer).items():
-        yield f"  vLLM 0.32, cache in FP8: {_listed(tensors)} {says}"
+        yield f"  vLLM 0.32, cache in FP8, {_listed(tensors)}: {says}"
     for finding in answer.findings:
         yield f"  {finding.level}: {finding.text}"
     if answer.live is not None:
@@ -46,7 +46,9 @@ def _alike(answer: Answer) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for tensor, fates in answer.loading.items():
         if fates:
-            found.setdefault("; ".join(f"{fate} ({count} layers)" for fate, count in fates.items()), []).append(tensor)
+            found.setdefault(
+                "; ".join(f"{fate} ({count} layer{'s' * (count > 1)})" for fate, count in fates.items()), []
+            ).append(tensor)
     return found
 
 
