@@ -6,8 +6,7 @@
 That is all there is to say to it. Its PyTorch backend, the default, has one cache dtype for all layers, and stores FP8
 at scale 1: `TrtllmAttention` sets `kv_cache_scaling_factor` to ones, and `modules/attention.py` hands over the scales
 of a checkpoint for NVFP4 caches alone, though `modules/linear.py` loads `k_scale` and `v_scale` (NVIDIA/TensorRT-LLM,
-tensorrt_llm/_torch/{attention_backend/trtllm,modules/attention,modules/linear}.py, read in November 2026, releases 1.0
-to 1.4). So the repairs that it can serve are none at all and BF16; the others are refused here.
+tensorrt_llm/_torch/{attention_backend/trtllm,modules/attention,modules/linear}.py, main of November 2026). So the repairs that it can serve are none at all and BF16; the others are refused here.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Exit codes: 0 decided or done, 1 a fault of kvtriage itself, 2 bad input, 3 cannot tell yet, 4 the engine, 5 the case
 is busy, 6 the disk, 130 interrupted, 141 the reader of stdout went away. Where `plan --against` has compared a server's
-figures with its own, 0 says that they agree, 1 that one differs, 3 that it cannot be told.
+figures with its own, 0 says that they agree, 1 that one differs, 3 that it cannot be told. `check` says with 1 that a
+checkpoint is suspect.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def kvtriage() -> None:
       kvtriage run demo:gemma3-270m --data demo:english --out case/
 
     Exit codes: 0 decided or done, 1 a fault of kvtriage, 2 bad input, 3 cannot tell yet, 4 engine,
-    5 case folder busy, 6 disk, 130 interrupted. 'plan --against': 1 the figures differ.
+    5 case folder busy, 6 disk, 130 interrupted. 'plan --against': 1 the figures differ. 'check': 1 suspect.
     """
 
 
