@@ -180,6 +180,7 @@ def test_where_the_engine_prints_and_then_breaks_both_are_told() -> None:
         (case({"kind": "cross", "num_kv_heads": 8, "head_size": 64}), "max_num_encoder_input_tokens"),
         (case({"kind": "mamba", "state_shapes": [[3]], "state_dtypes": ["int3"]}), "do not describe a state"),
         (case({"kind": "mamba", "state_shapes": [[2**20] * 4], "state_dtypes": ["bf16"]}), "larger than any memory"),
+        (case({"kind": "mamba", "state_shapes": [[2**20] * 10**5], "state_dtypes": ["bf16"]}), "more than 8 axes"),
         ({"id": "one", "input": FLAGS, "layer_runs": [[10**9, FULL]]}, "count is not a whole number"),
         ({"id": "one", "input": FLAGS, "layer_runs": [[9000, FULL], [9000, FULL]]}, "more than 10,000 layers"),
         ({"id": "one", "input": FLAGS, "layer_runs": [FULL]}, "a run of layers is not a list"),
