@@ -69,3 +69,10 @@ def test_lines_that_are_no_case_are_answered_too(
 def test_what_cannot_be_asked(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_line_without_an_end_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "LIMIT_BYTES", 100)
+    monkeypatch.setattr(cases, "ENDLESS_BYTES", 10_000)
+    assert main(["plan", "--cases", "/dev/zero", "--json"]) == 2
+    assert "/dev/zero holds a line without an end" in capsys.readouterr().err
