@@ -63,7 +63,7 @@ def writing(path: Path) -> Iterator[None]:
             raise BadInput(f"cannot write {path}: {reason}", hint="choose another place") from error
         raise StorageError(
             f"cannot write {path}: {reason}",
-            hint="nothing was half-written; free some space or choose another folder, then run the same command again",
+            hint="nothing was half-written; free some space or choose another place, then run the same command again",
         ) from error
 
 

@@ -37,6 +37,15 @@ LATENT_MODEL_TYPES = frozenset(
 )
 """Model types that vLLM serves with latent attention where kv_lora_rank is there
 (transformers_utils/model_arch_config_convertor.py:318-346)."""
+SIDE_FILE_UNSEEN = (
+    "no hf_quant_config.json, ModelOpt's side file, was seen beside config.json: where the checkpoint has one, "
+    "--kv-cache-dtype auto may become FP8"
+)
+SIDE_FILE_PASSED_OVER = (
+    "config.json has a quantization_config of ModelOpt that names no dtype for the cache, and then vLLM 0.32 asks no "
+    "hf_quant_config.json: --kv-cache-dtype auto stays as it is, whatever that file says"
+)
+"""transformers_utils/config.py:889-900."""
 PACKED_BY_CLASS = frozenset(("DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration"))
 
 
@@ -70,9 +79,11 @@ def read_declared_cache(config: Json, hf_quant_config: Json | None = None) -> De
             "(models/deepseek_v4/attention.py:93-125)",
             said=("with --attention-backend FLASHINFER_MLA_SPARSE_DSV4, but for sm120, it stays in BF16",),
         )
+    if hf_quant_config is None and config.get("quantization_config") is None:
+        said = (*said, SIDE_FILE_UNSEEN)
     quantization, origin = _quantization(config, hf_quant_config)
     if quantization is None:
-        return DeclaredCache("auto", "the checkpoint is not quantised", said=said)
+        return DeclaredCache("auto", "config.json states no quantisation", said=said)
     method = _method(quantization)
     if method is None:
         algo = _inner(quantization).get("quant_algo")
@@ -136,7 +147,8 @@ def _of_modelopt(quantization: Json, origin: str, said: tuple[str, ...]) -> Decl
         if declared := holder.get(key):
             break
     else:
-        return DeclaredCache("auto", f"{origin} of ModelOpt names no dtype for the cache", said=said)
+        alone = (SIDE_FILE_PASSED_OVER,) if origin == "quantization_config" else ()
+        return DeclaredCache("auto", f"{origin} of ModelOpt names no dtype for the cache", said=(*said, *alone))
     word = _modelopt_word(declared)
     dtype = MODELOPT_WORDS.get(word)
     if dtype is None:

@@ -100,6 +100,23 @@ def test_a_side_file_counts_where_config_json_is_silent() -> None:
     assert read_declared_cache({"quantization_config": {"quant_method": "fp8"}}, SIDE_FILE).cache_dtype == "auto"
 
 
+@pytest.mark.parametrize("config", [{}, {"quantization_config": None}, {"text_config": compressed(SCHEME)}])
+def test_a_side_file_that_was_not_seen_is_said(config: dict[str, object]) -> None:
+    said = read_declared_cache(config).said
+    assert "no hf_quant_config.json" in said[0]
+    assert "auto may become FP8" in said[0]
+    assert read_declared_cache(config, SIDE_FILE).said == ()
+
+
+def test_a_side_file_that_the_engine_would_not_ask_is_said_too() -> None:
+    for beside in (None, SIDE_FILE):
+        declared = read_declared_cache(modelopt(quant_algo="MIXED_PRECISION"), beside)
+        assert declared.cache_dtype == "auto"
+        assert "asks no hf_quant_config.json" in declared.said[0]
+    assert read_declared_cache(modelopt(kv_cache_quant_algo="FP8")).said == ()
+    assert read_declared_cache({"quantization_config": {"quant_method": "fp8"}}).said == ()
+
+
 def test_a_side_file_without_a_producer_switches_nothing() -> None:
     assert read_declared_cache({}, {"quantization": SIDE_FILE["quantization"]}).cache_dtype == "auto"
 

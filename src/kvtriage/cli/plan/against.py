@@ -19,6 +19,7 @@ from kvtriage.kvcache.observed.settings import Origin, Setting
 __all__ = ["EXIT_CODES", "load_observed", "render_comparison", "render_comparison_json", "render_comparison_markdown"]
 
 LINE_LIMIT_BYTES = 2**16
+ENDLESS_BYTES = 2**30
 EXIT_CODES: Mapping[Outcome, int] = {Outcome.AGREES: 0, Outcome.DIFFERS: 1, Outcome.UNKNOWN: 3}
 ORIGINS: Mapping[Origin, str] = {
     Origin.FILE: "the file",
@@ -54,8 +55,12 @@ def _lines(file: BinaryIO) -> Iterator[str]:
     """Whatever the bytes; of a line beyond the limit its beginning."""
     while line := file.readline(LINE_LIMIT_BYTES):
         yield line.decode("utf-8", "replace")
+        skipped = 0
         while line and not line.endswith(b"\n"):
             line = file.readline(LINE_LIMIT_BYTES)
+            skipped += len(line)
+            if skipped > ENDLESS_BYTES:
+                raise DataError("a line of the log has no end", hint="give a vLLM log, or a saved /metrics page")
 
 
 # --- text -------------------------------------------------------------------------------

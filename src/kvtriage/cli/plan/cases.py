@@ -12,6 +12,7 @@ from kvtriage.kvcache.cases import Answer, answer_case, answer_error
 __all__ = ["answer_lines"]
 
 LIMIT_BYTES = 16 * 1024**2
+ENDLESS_BYTES = 2**30
 
 
 def answer_lines(path: Path) -> Iterator[str]:
@@ -20,15 +21,26 @@ def answer_lines(path: Path) -> Iterator[str]:
         with path.open("rb") as file:
             while line := file.readline(LIMIT_BYTES + 1):
                 if len(line) > LIMIT_BYTES:
+                    skipped = 0
                     while not line.endswith(b"\n") and (line := file.readline(LIMIT_BYTES)):
-                        pass
+                        skipped += len(line)
+                        if skipped > ENDLESS_BYTES:
+                            raise DataError(f"{path} holds a line without an end", hint="give a file of JSON lines")
                     yield json.dumps(answer_error(None, "DataError", f"the line is longer than {LIMIT_BYTES:,} bytes"))
                 elif line.strip():
-                    yield json.dumps(_answer_line(line))
+                    yield _written(_answer_line(line))
     except OSError as error:
         raise DataError(
             f"cannot read {path}: {error.strerror or error}", hint="give a file of JSON lines, one case each"
         ) from error
+
+
+def _written(answer: Answer) -> str:
+    """The id may be any JSON value; one that cannot be written again is left out."""
+    try:
+        return json.dumps(answer)
+    except RecursionError:
+        return json.dumps(answer_error(None, "DataError", "the id is nested too deeply"))
 
 
 def _answer_line(line: bytes) -> Answer:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TypeVar
 
 from kvtriage.cli.plan.answer import Question
 from kvtriage.cli.plan.as_json import Json, args_json, refusal_json
@@ -52,13 +54,31 @@ class Sweep:
     @property
     def servers(self) -> tuple[tuple[int, int], ...]:
         """(context, memory), in their order."""
-        return tuple(dict.fromkeys((row.context_len, row.memory_bytes) for row in self.rows))
+        return tuple(self._rows_by_server)
 
-    def rows_of(self, server: tuple[int, int]) -> tuple[SweepRow, ...]:
-        return tuple(row for row in self.rows if (row.context_len, row.memory_bytes) == server)
+    def rows_of(self, server: tuple[int, int]) -> Sequence[SweepRow]:
+        return self._rows_by_server[server]
 
-    def front_of(self, server: tuple[int, int]) -> tuple[FrontPoint, ...]:
-        return tuple(point for point in self.front if (point.context_len, point.memory_bytes) == server)
+    def front_of(self, server: tuple[int, int]) -> Sequence[FrontPoint]:
+        return self._front_by_server.get(server, ())
+
+    @cached_property
+    def _rows_by_server(self) -> Mapping[tuple[int, int], Sequence[SweepRow]]:
+        return _by_server(self.rows)
+
+    @cached_property
+    def _front_by_server(self) -> Mapping[tuple[int, int], Sequence[FrontPoint]]:
+        return _by_server(self.front)
+
+
+_Priced = TypeVar("_Priced", SweepRow, FrontPoint)
+
+
+def _by_server(priced: Sequence[_Priced]) -> Mapping[tuple[int, int], Sequence[_Priced]]:
+    found: dict[tuple[int, int], list[_Priced]] = {}
+    for each in priced:
+        found.setdefault((each.context_len, each.memory_bytes), []).append(each)
+    return found
 
 
 def run_sweep(question: Question, own: Sequence[Sequence[int]], memories: Sequence[int]) -> Sweep:

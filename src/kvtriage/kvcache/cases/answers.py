@@ -15,7 +15,7 @@ from kvtriage.kvcache.allocator.layers import CrossLayer, LayerStack
 from kvtriage.kvcache.allocator.refusal import EngineRefused, Refusal
 from kvtriage.kvcache.allocator.report import Capacity, allocate
 from kvtriage.kvcache.allocator.settings import PoolSettings, ServingLimits
-from kvtriage.kvcache.cases.flags import read_args, read_cache_dtype, refuse_unmodelled
+from kvtriage.kvcache.cases.flags import read_args, read_cache_dtype, refuse_misspelt, refuse_unmodelled
 from kvtriage.kvcache.cases.layers import has_layers, layers_are_fp8, read_layers
 from kvtriage.kvcache.cases.values import HINT, MOST_BYTES, mapping, whole, words
 from kvtriage.kvcache.declared import read_declared_cache
@@ -58,13 +58,13 @@ def answer_case(case: Mapping[str, object]) -> Answer:
     return _answer_capacity(case_id, outcome, asked.version)
 
 
-def answer_error(case_id: str | None, error_type: str, reason: str) -> Answer:
+def answer_error(case_id: object, error_type: str, reason: str) -> Answer:
     """An answer without figures."""
     error = {"error_type": error_type, "reason": reason}
     return {"id": case_id, "ok": False, **dict.fromkeys(FIGURES), "error": error}
 
 
-def _answer_capacity(case_id: str | None, capacity: Capacity, version: EngineVersion) -> Answer:
+def _answer_capacity(case_id: object, capacity: Capacity, version: EngineVersion) -> Answer:
     """Where the engine prints its line and breaks afterwards, both the figures and the error."""
     breaks = capacity.breaks
     has_cache = bool(capacity.pool.groups)
@@ -81,10 +81,10 @@ def _answer_capacity(case_id: str | None, capacity: Capacity, version: EngineVer
     }
 
 
-def _case_id(case: Mapping[str, object]) -> str | None:
+def _case_id(case: Mapping[str, object]) -> object:
+    """Any JSON value, as it is; null where there is none."""
     flags = case.get("input")
-    found = case.get("id", flags.get("id") if isinstance(flags, Mapping) else None)
-    return found if isinstance(found, str) else None
+    return case.get("id", flags.get("id") if isinstance(flags, Mapping) else None)
 
 
 # --- from JSON to the allocator's own values --------------------------------------------
@@ -93,6 +93,7 @@ def _case_id(case: Mapping[str, object]) -> str | None:
 def read_question(case: Mapping[str, object]) -> Question:
     """Raises DataError, UnsupportedModel or ModelError, and EngineRefused for flags that no engine takes."""
     flags = mapping(case.get("input"), "input")
+    refuse_misspelt(flags)
     refuse_unmodelled(flags)
     args = read_args(flags)
     available_bytes = whole(flags, "available_memory_bytes", None, -MOST_BYTES, MOST_BYTES)
@@ -103,6 +104,8 @@ def read_question(case: Mapping[str, object]) -> Question:
         stack = read_layers(case, flags)
         spec, args = _bare_model(stack, args, config)
     else:
+        if isinstance(config, str):
+            raise DataError("config is a text: it must be the object that config.json holds, not its path", hint=HINT)
         declared = read_declared_cache(mapping(config, "config"))
         if declared.refused is not None:
             raise UnsupportedModel(f"vLLM does not load this checkpoint: {declared.refused}", hint=HINT)

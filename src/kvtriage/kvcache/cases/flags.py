@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 
 from kvtriage.errors import BadInput, DataError
 from kvtriage.kvcache.allocator.refusal import EngineRefused, Reason
@@ -20,7 +21,7 @@ from kvtriage.kvcache.cases.values import HINT, MOST_BYTES, MOST_TOKENS, WIDEST,
 from kvtriage.kvcache.engine_args import EngineArgs
 from kvtriage.kvcache.versions import MODELLED, EngineVersion
 
-__all__ = ["read_args", "read_cache_dtype", "refuse_unmodelled"]
+__all__ = ["FLAGS", "read_args", "read_cache_dtype", "refuse_misspelt", "refuse_unmodelled"]
 
 OTHER_CACHE_DTYPES = frozenset(
     (
@@ -32,6 +33,20 @@ OTHER_CACHE_DTYPES = frozenset(
 """Words that vLLM 0.32 knows (config/cache.py:39) and whose pages are not modelled here."""
 UNMODELLED = ("speculative_config", "kv_connector")
 """Flags that move the figures in ways not modelled here, unless they are null."""
+FLAGS = frozenset(
+    (
+        *("id", "layers", "layer_runs", "available_memory_bytes", "max_model_len", "max_num_batched_tokens"),
+        *("async_scheduling", "prefix_caching", "block_size", "backend", "layout", "hybrid_manager"),
+        *("allow_chunked_hybrid", "num_gpu_blocks_override", "max_num_encoder_input_tokens", "version"),
+        *("tp", "pp", "dcp", "pcp", "num_speculative_tokens", "speculative_method", "kv_cache_dtype", "skip_layers"),
+        *("mamba_cache_mode", "mamba_block_size", "mamba_cache_dtype", "mamba_ssm_cache_dtype"),
+        *UNMODELLED,
+    )
+)
+"""All that an `input` may say. Other keys are ignored, unless they are nearly one of these."""
+NEAR = 0.8
+LONGEST_KEY = 64
+MOST_KEYS = 1000
 MOST_RANKS = 4096
 MOST_DRAFTED = 1024
 
@@ -41,6 +56,18 @@ def refuse_unmodelled(flags: Mapping[str, object]) -> None:
     for key in UNMODELLED:
         if flags.get(key) is not None:
             raise DataError(f"{key} moves the figures in a way that is not modelled", hint=HINT)
+
+
+def refuse_misspelt(flags: Mapping[str, object]) -> None:
+    """Raises DataError for a key that is ignored and nearly one that is read, naming both; and for a flood of keys."""
+    if len(flags) > MOST_KEYS:
+        raise DataError(f"input has more than {MOST_KEYS:,} keys", hint=HINT)
+    known = sorted(FLAGS)
+    for key in flags:
+        if key in FLAGS or len(key) > LONGEST_KEY:
+            continue
+        if near := get_close_matches(key, known, n=1, cutoff=NEAR):
+            raise DataError(f"input has no key {key!a}: it may be {near[0]}", hint=HINT)
 
 
 def read_args(flags: Mapping[str, object]) -> EngineArgs:

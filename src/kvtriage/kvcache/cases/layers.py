@@ -35,6 +35,7 @@ __all__ = ["has_layers", "layers_are_fp8", "read_layers"]
 
 STATE_BYTES = {"bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "fp32": 4, "float32": 4, "fp8": 1}
 MOST_CHECKPOINTS = 16
+MOST_AXES = 8
 
 
 def has_layers(case: Mapping[str, object], flags: Mapping[str, object]) -> bool:
@@ -101,6 +102,8 @@ def _state_bytes(values: Mapping[str, object]) -> int:
     total = 0
     for shape, dtype in zip(shapes, dtypes, strict=True):
         sizes = sequence({"state_shapes": shape}, "state_shapes")
+        if len(sizes) > MOST_AXES:
+            raise DataError(f"a state has more than {MOST_AXES} axes", hint=HINT)
         total += STATE_BYTES[dtype] * math.prod(whole({"size": size}, "size", None, 1, WIDEST) for size in sizes)
     if total > MOST_BYTES:
         raise DataError("a state is larger than any memory", hint=HINT)

@@ -14,6 +14,10 @@ from kvtriage.kvcache.versions import MODELLED, EngineVersion
 
 __all__ = ["BackendChoice", "LayerBackend", "Objection", "Serving", "has_own_backend", "pick_backend"]
 
+OWN_SCALES = frozenset(("FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM120"))
+"""Their FP8 is fp8_ds_mla: a scale for every 128 elements of each row, computed as the row is written, and no k_scale
+is read (model_executor/layers/attention/mla_attention.py:358-375, v1/attention/backends/mla/flashmla_sparse.py:80-90,
+flashinfer_mla_sparse_sm120.py:244-247)."""
 SINKS: Mapping[str, frozenset[LayerKind]] = {
     "gpt_oss": frozenset((LayerKind.FULL, LayerKind.SLIDING)),
     "mimo_v2_flash": frozenset((LayerKind.SLIDING,)),
@@ -86,6 +90,13 @@ class BackendChoice:
     @property
     def serves(self) -> bool:
         return all(choice.serves for choice in self.by_layer)
+
+    @property
+    def computes_scales(self) -> bool:
+        """True where every FP8 layer is stored with scales that the engine computes, so that none of a checkpoint's is
+        read."""
+        quantised = [choice for choice in self.by_layer if choice.cache_dtype != "auto"]
+        return bool(quantised) and all(choice.backend in OWN_SCALES for choice in quantised)
 
 
 def pick_backend(spec: CacheSpec, policy: CachePolicy, gpu: Gpu, serving: Serving | None = None) -> BackendChoice:

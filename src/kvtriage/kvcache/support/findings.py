@@ -7,12 +7,20 @@ Rows hold for vLLM 0.32.0. A source is file:line below vLLM's package folder, or
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
-from kvtriage.kvcache.support.backend_choice import BackendChoice, LayerBackend, Serving, has_own_backend, pick_backend
+from kvtriage.kvcache.support.backend_choice import (
+    BackendChoice,
+    LayerBackend,
+    Objection,
+    Serving,
+    has_own_backend,
+    pick_backend,
+)
 from kvtriage.kvcache.support.backend_table import ONLY_FLASH
 from kvtriage.kvcache.support.gpus import Gpu, Platform
 from kvtriage.kvcache.versions import MODELLED
@@ -114,6 +122,12 @@ def _own_class(subject: Subject) -> bool:
 
 def _is_packed(subject: Subject) -> bool:
     return any(layer.compress_ratio is not None for layer in subject.spec.layers)
+
+
+def _has_wide_heads_on_hopper(subject: Subject) -> bool:
+    """The width of a latent is no head_dim, and its backends are others."""
+    wide = (layer.kind is not LayerKind.LATENT and layer.head_dim >= 256 for layer in subject.fp8_layers)
+    return subject.is_on(9) and any(wide)
 
 
 def _drafts_on_sm89(subject: Subject) -> bool:
@@ -225,7 +239,7 @@ CAUTIONS: tuple[Caution, ...] = (
     ),
     Caution(
         Severity.WARNED,
-        lambda on: on.is_on(9) and any(layer.head_dim >= 256 for layer in on.fp8_layers),
+        _has_wide_heads_on_hopper,
         "with heads of 256 and more FP8 was slower on Hopper: the time to the first token grew 1.6 times",
         "vllm#48786",
         "measure the time to the first token as well as the time between tokens",
@@ -235,9 +249,10 @@ CAUTIONS: tuple[Caution, ...] = (
         lambda on: any(
             layer.kind is LayerKind.SLIDING and (layer.window_tokens or 0) <= SMALL_WINDOW for layer in on.fp8_layers
         ),
-        "sliding layers of small windows have little to win from FP8, and may be the slower for it",
-        "vllm#33695",
-        "compare with --kv-cache-dtype-skip-layers sliding_window",
+        "sliding layers of small windows have little to win from FP8 in what they hold, and may be the slower for it; "
+        "in the engine's line they weigh more, for it reserves them room for the tokens in flight as well",
+        "vllm#33695, v1/kv_cache_interface.py:859-885",
+        "compare the speed with --kv-cache-dtype-skip-layers sliding_window, and the lines",
     ),
     Caution(
         Severity.WARNED,
@@ -327,7 +342,27 @@ def _backend_findings(subject: Subject) -> tuple[Finding, ...]:
     if subject.choice is None or subject.gpu is None:
         sentence = "no GPU was named, so attention backends were not checked"
         return (Finding(Severity.SAID, sentence, "platforms/cuda.py:75-165", "name one: --gpu h100-80g"),)
-    return tuple(_refusal(each, subject.gpu, subject) for each in subject.choice.by_layer if not each.serves)
+    return tuple(_refusal(each, subject.gpu, subject) for each in _alike(subject.choice.by_layer))
+
+
+def _alike(choices: Sequence[LayerBackend]) -> Iterator[LayerBackend]:
+    """What serves no layer, those together that fail for the same reasons."""
+    found: dict[tuple[Objection, ...], list[LayerBackend]] = {}
+    for each in choices:
+        if not each.serves:
+            reasons = (each.fails,) if each.fails is not None else _fewest(each.passed_over)
+            found.setdefault(reasons, []).append(each)
+    for group in found.values():
+        yield replace(group[0], layers=tuple(sorted(layer for each in group for layer in each.layers)))
+
+
+def _fewest(objections: Sequence[Objection]) -> tuple[Objection, ...]:
+    """One objection for each backend: the one that most of them share."""
+    shared = Counter(each.sentence for each in objections)
+    chosen: dict[str, Objection] = {}
+    for each in sorted(objections, key=lambda each: -shared[each.sentence]):
+        chosen.setdefault(each.backend, each)
+    return tuple(chosen.values())
 
 
 def _refusal(choice: LayerBackend, gpu: Gpu, subject: Subject) -> Finding:
@@ -336,8 +371,12 @@ def _refusal(choice: LayerBackend, gpu: Gpu, subject: Subject) -> Finding:
     if choice.fails is not None:
         sentence = f"{choice.fails.backend} is taken for {where} and raises: {choice.fails.sentence}"
         return Finding(Severity.REFUSED, sentence, choice.fails.source, hint)
-    reasons = "; ".join(f"{each.backend}: {each.sentence}" for each in choice.passed_over)
-    sources = ", ".join(dict.fromkeys(each.source for each in choice.passed_over))
+    objections = _fewest(choice.passed_over)
+    backends: dict[str, list[str]] = {}
+    for each in objections:
+        backends.setdefault(each.sentence, []).append(each.backend)
+    reasons = "; ".join(f"{', '.join(names)}: {sentence}" for sentence, names in backends.items())
+    sources = ", ".join(dict.fromkeys(each.source for each in objections))
     sentence = f"no attention backend serves {where}" + (f" ({reasons})" if reasons else "")
     return Finding(Severity.REFUSED, sentence, sources, hint)
 
@@ -345,14 +384,28 @@ def _refusal(choice: LayerBackend, gpu: Gpu, subject: Subject) -> Finding:
 def _way_out(choice: LayerBackend, gpu: Gpu, subject: Subject) -> str:
     if subject.serving.backend is not None and choice.backend is None:
         return "leave --attention-backend out"
-    if any(each.sentence == ONLY_FLASH for each in choice.passed_over):
+    if any(each.sentence == ONLY_FLASH for each in choice.passed_over) and _would_serve(
+        _per_tensor(subject.policy), gpu, subject
+    ):
         starts = (
             "" if gpu.major in (9, 10) else "; a checkpoint of strategy attn_head does not start there in BF16 either"
         )
         return f"use per-tensor scales{starts}"
+    if not _would_serve(CachePolicy.native(subject.spec.num_layers), gpu, subject):
+        return "use another GPU: nothing here serves these layers in BF16 either"
     if gpu.platform is not Platform.CUDA or gpu.sm >= 89:
         return "give --kv-cache-dtype bfloat16"
     return f"give --kv-cache-dtype {'float16' if gpu.sm < 80 else 'bfloat16'}, or use a GPU of sm89 or later"
+
+
+def _per_tensor(policy: CachePolicy) -> CachePolicy:
+    """The same layers in FP8, with one scale each."""
+    return policy if policy.is_native else CachePolicy.fp8(policy.num_layers, Scaling.PER_TENSOR, policy.skip_layers)
+
+
+def _would_serve(policy: CachePolicy, gpu: Gpu, subject: Subject) -> bool:
+    """With a checkpoint that asks for no scales per head."""
+    return pick_backend(subject.spec, policy, gpu, replace(subject.serving, declared=None)).serves
 
 
 def _named(layers: tuple[int, ...]) -> str:

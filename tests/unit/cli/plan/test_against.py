@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtriage.cli.plan import against
 from kvtriage.cli.plan.against import EXIT_CODES, load_observed, render_comparison, render_comparison_markdown
 from kvtriage.errors import DataError
 from kvtriage.kvcache.observed.comparison import Comparison, Outcome, compare
@@ -122,3 +123,9 @@ def test_what_config_json_leaves_open_is_said(tmp_path: Path, form: tuple[str, .
 
 def test_against_needs_a_model() -> None:
     assert "Missing argument" in invoke("--against", "x").stderr
+
+
+def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(against, "ENDLESS_BYTES", 10_000)
+    with pytest.raises(DataError, match="no end"):
+        load_observed(Path("/dev/zero"))

@@ -39,6 +39,20 @@ def test_a_line_is_answered_by_a_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert second == first | {"id": "again"}
 
 
+def test_an_id_comes_back_whatever_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cases.jsonl"
+    ids = [7, None, {"model": "llama", "run": [1, 2.5]}]
+    lines = [json.dumps(CASE | {"id": each}) for each in ids]
+    nested = [json.dumps(CASE).replace('"llama"', "[" * depth + "]" * depth) for depth in range(850, 1000)]
+    path.write_text("\n".join([*lines, *nested]))
+    found = answers(path, capsys)
+    assert [answer["id"] for answer in found[:3]] == ids
+    assert {answer["error"]["reason"] for answer in found[3:] if not answer["ok"]} <= {
+        "the line is not JSON",
+        "the id is nested too deeply",
+    }
+
+
 def test_lines_that_are_no_case_are_answered_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,3 +83,10 @@ def test_lines_that_are_no_case_are_answered_too(
 def test_what_cannot_be_asked(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_line_without_an_end_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "LIMIT_BYTES", 100)
+    monkeypatch.setattr(cases, "ENDLESS_BYTES", 10_000)
+    assert main(["plan", "--cases", "/dev/zero", "--json"]) == 2
+    assert "/dev/zero holds a line without an end" in capsys.readouterr().err

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -108,3 +109,12 @@ def test_a_picture_takes_the_place_of_no_pipe_or_link(kind: str, tmp_path: Path)
     before = place.lstat()
     assert str(place) in refusal(save(tmp_path), *STORY, "--svg", str(place)).message
     assert place.lstat() == before
+
+
+def test_every_server_of_a_long_list_has_its_own_rows(tmp_path: Path) -> None:
+    lengths, sizes = range(1024, 1054), range(4, 14)
+    lists = ("--context", ",".join(map(str, lengths)), "--memory", ",".join(f"{size}GiB" for size in sizes))
+    start = time.process_time()
+    text = run(save(tmp_path), "--sweep", *lists)
+    assert time.process_time() - start < 10
+    assert text.count("Requests of ") == len(lengths) * len(sizes)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtriage.kvcache.cases import answer_case
+from kvtriage.kvcache.cases.flags import FLAGS as FLAGS_READ
 from tests.unit.kvcache.readers.configs import GPT_OSS_20B
 
 KEYS = [
@@ -49,6 +51,25 @@ def test_an_answer_has_its_figures() -> None:
         "max_concurrency": 256.0,
         "error": None,
     }
+
+
+@pytest.mark.parametrize("case_id", [None, 7, 1.5, True, "", ["a", 1], {"name": "a", "n": None}], ids=repr)
+@pytest.mark.parametrize("flags", [{}, {"tp": 0}])
+def test_the_id_comes_back_as_it_is(case_id: object, flags: dict[str, object]) -> None:
+    question = case(FULL, **flags)
+    assert answer_case(question | {"id": case_id})["id"] == case_id
+    inside = {"input": question["input"] | {"id": case_id}, "layer_runs": question["layer_runs"]}
+    assert answer_case(inside)["id"] == case_id
+
+
+def test_keys_that_nothing_reads_are_ignored() -> None:
+    more = {"model": "gpt-oss-20b", "source": "a log", "expected_reported_tokens": 1, "max_num_seqs": 4, "x" * 900: 0}
+    assert answer_case(case(FULL, **more)) == answer_case(case(FULL))
+
+
+def test_the_reference_page_names_every_key() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "reference" / "capacity.md").read_text()
+    assert [key for key in sorted(FLAGS_READ) if f"`{key}`" not in page] == []
 
 
 def test_layers_may_stand_in_three_places() -> None:
@@ -180,9 +201,16 @@ def test_where_the_engine_prints_and_then_breaks_both_are_told() -> None:
         (case({"kind": "cross", "num_kv_heads": 8, "head_size": 64}), "max_num_encoder_input_tokens"),
         (case({"kind": "mamba", "state_shapes": [[3]], "state_dtypes": ["int3"]}), "do not describe a state"),
         (case({"kind": "mamba", "state_shapes": [[2**20] * 4], "state_dtypes": ["bf16"]}), "larger than any memory"),
+        (case({"kind": "mamba", "state_shapes": [[2**20] * 10**5], "state_dtypes": ["bf16"]}), "more than 8 axes"),
         ({"id": "one", "input": FLAGS, "layer_runs": [[10**9, FULL]]}, "count is not a whole number"),
         ({"id": "one", "input": FLAGS, "layer_runs": [[9000, FULL], [9000, FULL]]}, "more than 10,000 layers"),
         ({"id": "one", "input": FLAGS, "layer_runs": [FULL]}, "a run of layers is not a list"),
+        (case(FULL, skip_layer=["0"]), "input has no key 'skip_layer': it may be skip_layers"),
+        (case(FULL, kv_cache_type="fp8"), "input has no key 'kv_cache_type': it may be kv_cache_dtype"),
+        (case(FULL, enable_prefix_caching=False), "'enable_prefix_caching': it may be prefix_caching"),
+        (case(FULL, **{f"note {idx}": idx for idx in range(1000)}), "input has more than 1,000 keys"),
+        ({"id": "one", "input": FLAGS, "config": "gpt-oss-20b/config.json"}, "not its path"),
+        ({"id": "one", "input": FLAGS, "config": [GPT_OSS_20B]}, "config is not an object"),
     ],
 )
 def test_malformed_cases_are_answered_by_name(question: dict[str, Any], words: str) -> None:

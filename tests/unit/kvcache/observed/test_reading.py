@@ -219,7 +219,8 @@ def test_a_request_of_no_tokens_states_no_length() -> None:
     ],
     ids=lambda line: line[:20],
 )
-def test_no_line_takes_long(line: str) -> None:
-    start = time.perf_counter()
+def test_no_line_hangs(line: str) -> None:
+    """A pattern that goes back over the line takes minutes; the limit is on the processor's time, and wide."""
+    start = time.process_time()
     read_observed([line])
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 10

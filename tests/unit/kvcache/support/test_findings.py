@@ -63,9 +63,27 @@ def test_fp8_with_sinks_on_ampere_is_refused() -> None:
 
 def test_scales_per_head_without_flash_attention_3_are_refused_by_every_backend() -> None:
     (refusal,) = refusals(check(LLAMA, "l40s", Scaling.PER_HEAD))
-    for backend in ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION"):
-        assert f"{backend}: scales per head are for FlashAttention 3 and 4 alone" in refusal.sentence
+    together = (
+        "(FLASH_ATTN, FLASHINFER, TRITON_ATTN, FLEX_ATTENTION: scales per head are for FlashAttention 3 and 4 alone)"
+    )
+    assert together in refusal.sentence
     assert refusal.hint.startswith("use per-tensor scales; a checkpoint of strategy attn_head does not start there")
+
+
+def test_what_refuses_all_layers_alike_is_said_once_and_the_hint_helps() -> None:
+    """Neither the skipped layers nor the others are served; per tensor they would not be either."""
+    policy = CachePolicy.fp8(GPT_OSS.num_layers, Scaling.PER_HEAD, GPT_OSS.layers_of(LayerKind.SLIDING))
+    (refusal,) = refusals(check_support(GPT_OSS, policy, find_gpu("a100")))
+    assert refusal.sentence.startswith("no attention backend serves layers 0, 1, 2 and 21 more on A100 80 GB (sm80) (")
+    assert refusal.sentence.count("scales per head") == 1
+    assert len(refusal.sentence) < 3 * 80
+    assert refusal.hint == "give --kv-cache-dtype bfloat16, or use a GPU of sm89 or later"
+
+
+def test_each_backend_has_one_reason() -> None:
+    (refusal,) = refusals(check(SPARSE, "a100", Scaling.UNIT))
+    assert refusal.sentence.count("it is for Hopper") == 2
+    assert refusal.sentence.count("FLASHMLA_SPARSE:") == 1
 
 
 def test_scales_per_head_for_heads_of_256_on_blackwell() -> None:
@@ -83,6 +101,7 @@ def test_a_backend_that_was_asked_for_and_cannot() -> None:
 def test_an_index_before_hopper_is_refused() -> None:
     (refusal,) = refusals(check(SPARSE, "a100", None))
     assert refusal.sentence.startswith("no attention backend serves layer 0 on A100 80 GB (sm80)")
+    assert refusal.hint.startswith("use another GPU")
 
 
 def test_without_a_gpu_that_is_said() -> None:
@@ -146,7 +165,10 @@ def test_each_caution(spec: CacheSpec, gpu: str, scaling: Scaling | None, servin
         (of_type("qwen3"), "h100", Scaling.UNIT, "pass 448"),
         (SHARED, "h100", Scaling.UNIT, "keep scale 1"),
         (WIDE, "h100", None, "slower on Hopper"),
+        (WIDE, "b200", Scaling.UNIT, "slower on Hopper"),
         (GPT_OSS, "h100", None, "small windows"),
+        (LATENT, "h100", Scaling.UNIT, "heads of 256"),
+        (SPARSE, "h100", Scaling.UNIT, "heads of 256"),
         (SPARSE, "h100", None, "fp8_ds_mla"),
         (PACKED, "h100", Scaling.UNIT, "refuses another dtype"),
         (of_type("qwen3"), "h100", None, "raises where some of its layers slide"),
