@@ -54,12 +54,14 @@ _INNER = (
     (re.compile(r".*\b(?P<tensor>kv)_scale"), Form.FUSED_SCALE),
     (re.compile(r"(?:\w*attn\w*|attention|self_attention|mixer)\.(?P<tensor>[qkv])_scale"), Form.COMPRESSED_TENSORS),
 )
+_LONGEST = 512
+"""Characters of a name; longer ones are a stranger's joke."""
 _OTHER_MODALITY = ("vision", "visual", "image", "audio", "speech")
 
 
 def read_scale_name(name: str) -> ScaleName | None:
     """None for every other tensor, and for towers of other modalities, which have no cache."""
-    if not name.endswith("scale") or (found := _LAYER.fullmatch(name)) is None:
+    if len(name) > _LONGEST or not name.endswith("scale") or (found := _LAYER.fullmatch(name)) is None:
         return None
     if any(word in found["root"] for word in _OTHER_MODALITY):
         return None

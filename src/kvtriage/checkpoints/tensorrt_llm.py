@@ -6,7 +6,8 @@
 That is all there is to say to it. Its PyTorch backend, the default, has one cache dtype for all layers, and stores FP8
 at scale 1: `TrtllmAttention` sets `kv_cache_scaling_factor` to ones, and `modules/attention.py` hands over the scales
 of a checkpoint for NVFP4 caches alone, though `modules/linear.py` loads `k_scale` and `v_scale` (NVIDIA/TensorRT-LLM,
-tensorrt_llm/_torch/{attention_backend/trtllm,modules/attention,modules/linear}.py, main of November 2026). So the repairs that it can serve are none at all and BF16; the others are refused here.
+tensorrt_llm/_torch/{attention_backend/trtllm,modules/attention,modules/linear}.py, main of November 2026). So FP8 as it
+is and BF16 are the verdicts that it can serve; the others are refused here.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def write_tensorrt_llm_config(scaling: str, skip_layers: Sequence[int], out: Pat
     """`scaling` as a verdict names it, 'native' for BF16. Raises BadInput for what it cannot serve; StorageError."""
     if scaling in (Scaling.PER_TENSOR, Scaling.PER_HEAD):
         raise BadInput(
-            f"TensorRT-LLM stores an FP8 cache at scale 1 whatever the checkpoint holds, and this case needs "
+            "TensorRT-LLM stores an FP8 cache at scale 1 whatever the checkpoint holds, and this case needs "
             f"{scaling.replace('_', '-')} scales",
             hint=_INSTEAD,
         )

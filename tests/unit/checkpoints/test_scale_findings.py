@@ -102,7 +102,8 @@ def test_heads_that_do_not_fit(tmp_path: Path) -> None:
     only(said(tmp_path / "a", of_heads() | {K: scale([0.5])}, PER_HEAD), Level.SUSPECT, "spreads over all heads")
     found = said(tmp_path / "b", of_heads() | {K: scale([0.1, 0.2, 0.3])}, PER_HEAD)
     only(found, Level.SUSPECT, "k_scale of layer 1", "takes the first ones")
-    only(said(tmp_path / "c", of_heads(), PER_TENSOR), Level.WRONG, "k_scale, v_scale, q_scale of all 3 layers", "vLLM stops")
+    found = said(tmp_path / "c", of_heads(), PER_TENSOR)
+    only(found, Level.WRONG, "k_scale, v_scale, q_scale of all 3 layers", "vLLM stops")
     same = {name: scale([[[0.5]], [[0.5]]]) for name in of_heads() if "k_scale" in name}
     only(said(tmp_path / "d", of_heads() | same, PER_HEAD), Level.SUSPECT, "k_scale is the same for all heads")
 
