@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtriage.checkpoints.sglang import shared_octaves, write_sglang_scales
+from kvtriage.checkpoints.sglang import READ_BY, shared_octaves, write_sglang_scales
 from kvtriage.errors import BadInput
 from kvtriage.fp8.scales import LayerScales, ScaleSet
 from kvtriage.kvcache.policy import Scaling
@@ -13,6 +13,11 @@ from kvtriage.kvcache.policy import Scaling
 SCALES = ScaleSet(
     Scaling.PER_TENSOR, (LayerScales(0, (1.0,), (0.25,), (0.125,)), LayerScales(1, (1.0,), (0.5,), (2.0,)))
 )
+
+
+def test_the_page_of_engines_names_the_models_whose_class_reads_the_file() -> None:
+    page = Path(__file__).parents[3] / "docs" / "reference" / "engines.md"
+    assert f"Model classes that have it: {', '.join(sorted(READ_BY))}." in " ".join(page.read_text().split())
 
 
 def test_the_larger_of_k_and_v_for_each_rank_and_layer(tmp_path: Path) -> None:
