@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvtriage.records.case import ArmRecord, TimingTrial
+from kvtriage.records.latency import itl_line, ttft_curve
 from kvtriage.report.view import CaseView
-from kvtriage.stats import BreakEven, Line, Parabola, break_even, fit_generations, fit_ttft
+from kvtriage.stats import BreakEven, Line, Parabola, break_even
 from kvtriage.units import format_tokens
 
 __all__ = ["ArmTimings", "break_even_vs_baseline", "crossing_words", "curve_lengths", "latency_of"]
@@ -25,7 +26,7 @@ class ArmTimings:
 def latency_of(view: CaseView) -> tuple[ArmTimings, ...]:
     """Arms that were timed alone, the baseline first as the evidence has it."""
     return tuple(
-        ArmTimings(arm, trials, fit_generations((t.context_len, t.token_s) for t in trials), _fit_ttft(trials))
+        ArmTimings(arm, trials, itl_line(view.pairs, arm.name), ttft_curve(view.pairs, arm.name))
         for arm in view.evidence.arms
         if arm.same_as is None
         if (trials := view.pairs.generations_of(arm.name))
@@ -54,9 +55,3 @@ def curve_lengths(timings: tuple[ArmTimings, ...], steps: int = 32) -> tuple[flo
     lengths = [trial.context_len for entry in timings for trial in entry.trials]
     low, high = min(lengths), max(lengths)
     return tuple(low + (high - low) * step / steps for step in range(steps + 1))
-
-
-def _fit_ttft(trials: tuple[TimingTrial, ...]) -> Parabola | None:
-    if len({trial.context_len for trial in trials}) < 3:
-        return None
-    return fit_ttft([trial.context_len for trial in trials], [trial.ttft_s for trial in trials])

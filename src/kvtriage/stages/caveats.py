@@ -6,16 +6,17 @@ import math
 from collections.abc import Iterator
 
 from kvtriage.records.case import Reason
-from kvtriage.records.pairing import BASELINE, NEEDLE_HIT, NLL
-from kvtriage.stages.clauses import CANNOT_TELL, UNMET
+from kvtriage.records.latency import longest_timed, traffic
+from kvtriage.records.pairing import BASELINE, NEEDLE_HIT
 from kvtriage.stages.findings import Findings
-from kvtriage.stages.wording import format_nats, name_arm, name_layers
+from kvtriage.stages.reading import CANNOT_TELL, UNMET
+from kvtriage.stages.wording import name_arm, name_layers
 
 __all__ = ["caveats", "items_that_settle", "next_step"]
 
-_ABSURD_NLL = 10.0
-"""Nats per token; guessing evenly among 22,000 tokens is as good."""
 _SMALL_MODEL = 1_000_000_000
+_DRAWN_OUT = 1.25
+"""A line may be followed this much further than it was measured without saying so."""
 
 
 def caveats(found: Findings) -> tuple[str, ...]:
@@ -32,6 +33,8 @@ def items_that_settle(found: Findings) -> int | None:
 
 def next_step(found: Findings) -> str:
     """One sentence."""
+    if found.broken:
+        return "Mend BF16 first: try the model by hand on this text, then start a new case folder."
     if found.outcome.doubts:
         return f"{_how_to_settle(found)} {_meanwhile(found)}"
     if found.excluded:
@@ -85,12 +88,14 @@ def _meanwhile(found: Findings) -> str:
 
 
 def _of_the_baseline(found: Findings) -> Iterator[str]:
-    nll = found.trials.paired("nll", BASELINE, None, NLL.keeps(None)).values
-    if nll and math.fsum(nll) / len(nll) > _ABSURD_NLL:
-        yield (
-            f"BF16 itself makes no sense of this text ({format_nats(math.fsum(nll) / len(nll))} nats per token): "
-            "check the model and its tokenizer before believing anything here."
-        )
+    for reason in found.broken:
+        if reason.cell != "all":
+            yield (
+                f"BF16 itself makes no sense of this text ({reason.text}): check the model and its tokenizer before "
+                "believing anything here."
+            )
+        else:
+            yield f"BF16 itself does not retrieve ({reason.text}): needles tell little of FP8 here."
     hits = found.trials.drift(NEEDLE_HIT, BASELINE).values
     if hits and not any(hits):
         yield f"BF16 finds none of the {len(hits)} needles: only the answers' likelihood compares retrieval here."
@@ -140,6 +145,9 @@ def _of_the_engine(found: Findings) -> Iterator[str]:
         f"Latencies are of the {ran.engine} engine on {ran.device}: they say nothing about the speed of "
         f"{plan.study.backend}'s kernels{where}."
     )
+    timed, decoded = longest_timed(found.trials, BASELINE), traffic(plan.study).longest
+    if 0 < _DRAWN_OUT * timed < decoded:
+        yield f"Times over the traffic are drawn out from {timed:,} tokens, the longest timed, to {decoded:,.0f}."
     longest = max(plan.study.buckets)
     if longest < plan.max_model_len:
         yield f"Contexts reach {longest:,} of the model's {plan.max_model_len:,} tokens; drift may grow beyond them."

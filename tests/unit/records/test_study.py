@@ -160,7 +160,7 @@ def test_every_number_of_the_study_has_a_least_value() -> None:
         for key, value in msgspec.structs.asdict(part).items():
             if not isinstance(value, int | float | tuple):
                 continue
-            bad = tuple(-1 for _ in value) if isinstance(value, tuple) else -1
+            bad = tuple(-1 for _ in value or (0,)) if isinstance(value, tuple) else -1
             changed: Any = msgspec.structs.replace(part, **{key: bad})
             study = changed if isinstance(changed, Study) else Study(rule=changed)
             with pytest.raises(StudyError, match=f"{key} is -1"):

@@ -19,7 +19,7 @@ from kvtriage.report.figures.base import Absent, Figure
 from kvtriage.report.quality import METRICS, drift_of
 from kvtriage.report.tables import arm_rows, held_bytes, reason_groups
 from kvtriage.report.view import CaseView
-from kvtriage.stages.clauses import quality_clauses
+from kvtriage.stages.quality import quality_clauses
 from kvtriage.units import format_tokens
 from tests.unit.report.cases import Case, gemma_like, large, smollm_like, without_arms
 
@@ -292,7 +292,7 @@ def test_report_and_verdict_read_the_same_drift() -> None:
     case = smollm_like()
     view = view_of(case)
     trials = sort_trials(case.evidence.arms, case.trials)
-    reasons = quality_clauses(trials, "fp8_unit", case.plan.study.buckets, case.plan.study.rule)
+    reasons = quality_clauses(trials, ["fp8_unit"], case.plan.study.buckets, case.plan.study.rule)
     arm = next(arm for arm in case.evidence.arms if arm.name == "fp8_unit")
     for clause, metric in zip(("kl", "nll", "top1", "needle"), METRICS, strict=False):
         drift = drift_of(view, metric, arm, 256)
