@@ -5,12 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvtriage.records.case import ArmRecord, TimingTrial
-from kvtriage.records.latency import itl_line, ttft_curve
+from kvtriage.records.latency import expected_times, itl_line, traffic, ttft_curve
+from kvtriage.report.numbers import interval
 from kvtriage.report.view import CaseView
-from kvtriage.stats import BreakEven, Line, Parabola, break_even
+from kvtriage.stats import BreakEven, Line, Parabola, break_even, ratio_of
 from kvtriage.units import format_tokens
 
-__all__ = ["ArmTimings", "break_even_vs_baseline", "crossing_words", "curve_lengths", "latency_of"]
+__all__ = [
+    "ArmTimings",
+    "band_of",
+    "break_even_vs_baseline",
+    "crossing_words",
+    "curve_lengths",
+    "latency_of",
+    "over_traffic",
+]
 
 
 @dataclass(frozen=True)
@@ -55,3 +64,30 @@ def curve_lengths(timings: tuple[ArmTimings, ...], steps: int = 32) -> tuple[flo
     lengths = [trial.context_len for entry in timings for trial in entry.trials]
     low, high = min(lengths), max(lengths)
     return tuple(low + (high - low) * step / steps for step in range(steps + 1))
+
+
+def band_of(
+    fit: Line | Parabola, lengths: tuple[float, ...], confidence: float, times: float = 1.0
+) -> tuple[tuple[float, float, float], ...]:
+    """(length, low, high) of the fit, `times` its seconds; empty where nothing is left to judge it by."""
+    bands = [(n, fit.band_at(n, confidence)) for n in lengths]
+    return tuple((n, band[0] * times, band[1] * times) for n, band in bands if band is not None)
+
+
+def over_traffic(view: CaseView, arm: ArmRecord) -> tuple[str, str, str]:
+    """A decoded token, the first token and a whole request over the traffic, each as so many times BF16's."""
+    workload, confidence = traffic(view.plan.study), view.plan.study.rule.confidence
+    own = expected_times(view.pairs, arm.name, workload)
+    base = None if view.baseline is None else expected_times(view.pairs, view.baseline.name, workload)
+    if own is None or base is None or arm == view.baseline:
+        return ("", "", "")
+    told = []
+    for before, after in ((base.itl, own.itl), (base.ttft, own.ttft), (base.request, own.request)):
+        ratio = None if before is None or after is None else ratio_of(before, after, confidence)
+        if ratio is None:
+            told.append("not known")
+        elif ratio.low is None or ratio.high is None:
+            told.append(f"{ratio.value:.2f} (no interval)")
+        else:
+            told.append(f"{ratio.value:.2f} ({interval(ratio.low, ratio.high, '{:.2f}'.format)})")
+    return told[0], told[1], told[2]

@@ -12,7 +12,7 @@ Passing needs no correction, because an arm has to pass in every cell.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvtriage.records.case import Reason
@@ -30,7 +30,7 @@ from kvtriage.records.pairing import (
 from kvtriage.records.study import Rule
 from kvtriage.stages.reading import CANNOT_TELL, INSIDE_NOISE, MET, UNMET, Reading, read_paired
 from kvtriage.stages.wording import format_against, format_chance, format_interval, format_nats, format_share
-from kvtriage.stats import chance_of_other, holm, items_needed, losses_shown, mcnemar, paired_interval, share_interval
+from kvtriage.stats import holm, items_needed, losses_shown, mcnemar, paired_interval, share_interval
 
 __all__ = ["QUALITY", "baseline_clauses", "quality_clauses"]
 
@@ -92,11 +92,9 @@ def quality_clauses(trials: Trials, arms: Sequence[str], buckets: Iterable[int],
     cells = [_Cell(clause, arm, bucket) for arm in arms for clause, bucket in kinds]
     found = [_Found(arm, *sides) for arm in arms if (sides := trials.changed_sides(arm))[2]]
     readings = _corrected(trials, cells, rule)
-    harms = _harms(trials, cells, found, rule)
-    reasons = [
-        _reason(trials, cell, replace(reading, p_harm=harms.get(cell)), rule)
-        for cell, reading in zip(cells, readings, strict=True)
-    ]
+    by_cell = dict(zip(cells, readings, strict=True))
+    harms = _harms(by_cell, found, rule)
+    reasons = [_reason(trials, cell, replace(read, p_harm=harms.get(cell)), rule) for cell, read in by_cell.items()]
     reasons += [_found_reason(entry, harms[entry], len(harms), rule) for entry in found]
     return tuple(sorted(reasons, key=lambda reason: arms.index(reason.arm)))
 
@@ -160,20 +158,13 @@ def _adjust(chances: Sequence[float], rule: Rule) -> Sequence[float]:
     return holm(chances) if rule.correction == "holm" else chances
 
 
-def _harms(trials: Trials, cells: Sequence[_Cell], found: Sequence[_Found], rule: Rule) -> dict[_Cell | _Found, float]:
+def _harms(readings: Mapping[_Cell, Reading], found: Sequence[_Found], rule: Rule) -> dict[_Cell | _Found, float]:
     """Two-sided p of a difference from BF16, corrected, of every cell that may go either way."""
-    tested: list[_Cell | _Found] = []
-    chances: list[float] = []
-    for cell in cells:
-        measure = cell.quality.measure
-        values = trials.drift(measure, cell.arm, cell.bucket).values
-        if cell.quality.above_bf16 and values:
-            tested.append(cell)
-            chances.append(chance_of_other(paired_interval(values, rule.confidence)))
-    for entry in found:
-        tested.append(entry)
-        chances.append(entry.chance)
-    return dict(zip(tested, _adjust(chances, rule), strict=True))
+    chances: dict[_Cell | _Found, float] = {
+        cell: read.p_other for cell, read in readings.items() if cell.quality.above_bf16 and read.p_other is not None
+    }
+    chances |= {entry: entry.chance for entry in found}
+    return dict(zip(chances, _adjust(tuple(chances.values()), rule), strict=True))
 
 
 def _reason(trials: Trials, cell: _Cell, read: Reading, rule: Rule) -> Reason:

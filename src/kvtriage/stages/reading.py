@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kvtriage.records.case import Reason
 from kvtriage.records.pairing import Paired
 from kvtriage.records.study import Rule
-from kvtriage.stats import Interval, chance_of_more, detectable, items_needed, paired_interval
+from kvtriage.stats import Interval, chance_of_more, chance_of_other, detectable, items_needed, paired_interval
 
 __all__ = ["CANNOT_TELL", "INSIDE_NOISE", "MET", "UNMET", "Reading", "certain", "read_paired", "worst"]
 
@@ -38,7 +38,10 @@ class Reading:
     noise: float | None = None
     p_beyond: float | None = None
     """Corrected for the cells it was read among."""
+    p_other: float | None = None
+    """Two-sided p of a value other than 0, by itself."""
     p_harm: float | None = None
+    """The same, corrected, where the value may go either way."""
     false_alarms: float = 1.0
     """p_beyond up to which it is called beyond."""
 
@@ -97,6 +100,7 @@ def read_paired(paired: Paired, threshold: float, rule: Rule, noise: float | Non
         detectable(interval, rule.power),
         noise,
         chance_of_more(interval, threshold),
+        chance_of_other(interval),
     )
 
 

@@ -64,6 +64,6 @@ def _why_larger(found: Findings) -> str:
     more = found.leaning.price.policy_bytes / smaller.price.policy_bytes - 1
     holds = f"{100 * more:.2f} % more tokens" if more else "as many tokens"
     return (
-        f" {name_arm(smaller.arm, found.plan.layers)} holds {holds} in the same memory, and a token of the choice takes "
-        f"{_times(saved)} times its time: at latency_weight {rule.latency_weight:g} that is worth more."
+        f" {name_arm(smaller.arm, found.plan.layers)} holds {holds} in the same memory, and a token of this "
+        f"choice takes {_times(saved)} times its time: at latency_weight {rule.latency_weight:g} that is worth more."
     )

@@ -437,7 +437,7 @@ def test_latency_without_weight_is_only_told() -> None:
 
 
 def test_latency_with_weight_can_forbid() -> None:
-    """One doubling is worth 10 % here, and FP8 costs 117 %: over prompts of 640 tokens and 64 more, 37 against 17 ms."""
+    """One doubling is worth 10 % here, and FP8 costs 117 %: at 704 tokens of context 37 against 17 ms."""
     slow = dict.fromkeys((name for name in Case().kl if name.startswith("fp8")), (1e-5, 0.030))
     case = replace(Case(), itl=slow, rule=Rule(latency_weight=0.1))
     verdict = case.decide()
@@ -449,7 +449,7 @@ def test_latency_with_weight_can_forbid() -> None:
     assert verdict.headline.startswith(
         "Stay with BF16: FP8 with scale 1 keeps the margins, but measured here, over the traffic"
     )
-    assert replace(case, rule=Rule(latency_weight=1.0)).decide().choice == UNIT
+    assert replace(case, rule=Rule(latency_weight=2.0)).decide().choice == UNIT
 
 
 @pytest.mark.parametrize(
