@@ -28,7 +28,7 @@ from kvtriage.cli.options import Machine, case_argument, machine_options
 from kvtriage.cli.rules import load_rule
 from kvtriage.cli.summary import render_verdict
 from kvtriage.cli.terminal import say
-from kvtriage.records.case import Plan, ScaleRecord, Sensitivities
+from kvtriage.records.case import Plan, ScaleRecord, Sensitivities, Verdict
 from kvtriage.records.study import validate_study
 
 __all__ = [
@@ -124,7 +124,9 @@ def decide_command(case_path: Path, rule: str | None, explain: bool, as_json: bo
             validate_study(plan.study)
             verdict = judge_case(case, plan)
             say(f"read by the rule {other.name}; nothing is written")
-        if as_json:
+        if as_json and other is None:
+            click.echo(case.text(Verdict), nl=False)
+        elif as_json:
             click.echo(msgspec.json.format(msgspec.json.encode(verdict), indent=2))
         else:
             click.echo(render_verdict(verdict, plan))

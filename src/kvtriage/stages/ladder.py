@@ -118,20 +118,20 @@ def choose(rungs: Iterable[Rung], native: Rung) -> Outcome:
 def swiftest(
     chosen: Rung, rungs: Iterable[Rung], slowdown: Callable[[Rung, Rung], Ratio | None], latency_weight: float
 ) -> Rung:
-    """Of the sound rungs, the fastest that is worth its bytes against `chosen`, or `chosen` itself.
+    """`chosen`, or a sound rung that is faster by more than its bytes are worth; of several alike the first.
 
     `slowdown(before, after)` is the time of a token under `after` over that under `before`, with
     its interval. A rung is worth its bytes when, at the slow end of the interval, it still saves
     more than latency_weight × log2 of the capacity that it gives up.
     """
-    best, fastest = chosen, 1.0
+    best = chosen
     for rung in rungs if latency_weight > 0 else ():
-        ratio = slowdown(chosen, rung)
-        if rung is chosen or not rung.allowed or rung.soundness != MET or ratio is None or ratio.high is None:
+        ratio = slowdown(best, rung)
+        if rung is best or not rung.allowed or rung.soundness != MET or ratio is None or ratio.high is None:
             continue
-        given_up = math.log2(rung.price.policy_bytes / chosen.price.policy_bytes)
-        if 1 / ratio.high - 1 > latency_weight * max(given_up, 0.0) and ratio.value < fastest:
-            best, fastest = rung, ratio.value
+        given_up = math.log2(rung.price.policy_bytes / best.price.policy_bytes)
+        if 1 / ratio.high - 1 > latency_weight * max(given_up, 0.0):
+            best = rung
     return best
 
 
