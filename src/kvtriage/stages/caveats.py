@@ -51,6 +51,11 @@ def _how_to_settle(found: Findings) -> str:
     study, undecided = found.plan.study, found.outcome.doubts[0].undecided
     if any(reason.clause == "latency" for reason in undecided):
         return f"Raise latency_repeats (now {study.latency_repeats}) in study.toml and run again in a new case folder."
+    if any(reason.noise is not None and abs(reason.value or 0.0) <= reason.noise for reason in undecided):
+        return (
+            "A drift lies inside the noise of BF16 repeated, and no number of items tells it from a margin below that: "
+            "start a new case folder with a wider margin."
+        )
     if items_that_settle(found) is None:
         if any(reason.items < 2 for reason in undecided):
             return "Measure at least two items in every cell: one item has no interval."

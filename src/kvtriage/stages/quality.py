@@ -190,8 +190,8 @@ def _harm_words(read: Reading, rule: Rule) -> str:
 
 
 def _doubt_words(read: Reading, form: Callable[[float], str]) -> str:
-    """What these items could have shown, wherever they do not tell."""
-    if read.status != CANNOT_TELL:
+    """What these items could have shown, wherever more of them would tell more."""
+    if read.status != CANNOT_TELL or read.inside_noise:
         return ""
     alone = ""
     if read.beyond_alone and read.p_beyond is not None:

@@ -64,7 +64,7 @@ class Reading:
         return CANNOT_TELL
 
     def reason(self, clause: str, arm: str, cell: str, text: str) -> Reason:
-        asked, open_ = self.items + self.unscored, self.status == CANNOT_TELL
+        asked, settles = self.items + self.unscored, self.status == CANNOT_TELL and not self.inside_noise
         return Reason(
             clause=clause,
             arm=arm,
@@ -75,7 +75,7 @@ class Reading:
             threshold=self.threshold,
             status=self.status,
             items=self.items,
-            items_needed=self.items_needed if open_ else None,
+            items_needed=self.items_needed if settles else None,
             text=f"{text}; {self.unscored} of {asked} items could not be scored" if self.unscored else text,
             detectable=self.detectable,
             noise=self.noise,

@@ -73,8 +73,17 @@ def test_inside_the_noise_nothing_is_unmet() -> None:
     """BF16 repeated moves by 0.09: a drift of 0.08 is beyond the margin and no difference."""
     loud = drifting(fp8_unit=0.08, bf16_repeat=0.09)
     kl = clauses(loud)["kl", "bucket 256"]
-    assert (kl.status, kl.noise) == ("cannot_tell", pytest.approx(0.09, rel=0.1))
+    assert kl.status == "cannot_tell"
+    assert kl.noise == pytest.approx(0.09, rel=0.1)
+    assert kl.items_needed is None
     assert "inside the noise" in kl.text
+
+
+def test_a_margin_below_the_noise_is_not_settled_by_items() -> None:
+    quiet = replace(Case(), kl=dict.fromkeys(Case().kl, 0.08) | {"bf16": 0.0, "bf16_repeat": 0.09})
+    verdict = quiet.decide()
+    assert (verdict.status, verdict.items_needed) == ("cannot_tell", None)
+    assert verdict.next_step.startswith("A drift lies inside the noise of BF16 repeated")
 
 
 def test_every_doubt_says_what_could_have_been_told() -> None:

@@ -72,7 +72,8 @@ def test_a_smaller_window_may_be_skipped_for_speed_and_a_larger_one_quantised() 
     """gpt-oss-20b on an H100 (ms): the skip is faster at every length. Slopes alone decide, intercepts are close."""
     everything, skip = Line.known(7.14e-06, 4.07), Line.known(6.34e-06, 4.05)
     assert break_even(everything, skip, 0.95).kind == "always"
-    ratio = ratio_of(*(expect_itl(line, Workload.of([20_000], [], 2_000)) for line in (everything, skip)), 0.95)
+    workload = Workload.of([20_000], [], 2_000)
+    ratio = ratio_of(expect_itl(everything, workload), expect_itl(skip, workload), 0.95)
     assert ratio is not None
     assert ratio.value == pytest.approx((6.34e-06 * 21_000 + 4.05) / (7.14e-06 * 21_000 + 4.07))
     assert ratio.value < 1
