@@ -10,18 +10,41 @@ from dataclasses import dataclass
 from kvtriage.records.pairing import Trials
 from kvtriage.records.study import Study
 from kvtriage.stats import (
+    BreakEven,
     Expected,
     Line,
     Parabola,
     Workload,
+    break_even,
     expect_itl,
     expect_request,
     expect_ttft,
     fit_generations,
     fit_ttft,
 )
+from kvtriage.units import format_tokens
 
-__all__ = ["Times", "expected_times", "itl_line", "longest_timed", "traffic", "ttft_curve"]
+__all__ = ["Crossing", "Times", "crossing_of", "expected_times", "itl_line", "longest_timed", "traffic", "ttft_curve"]
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Where an arm decodes faster than another: at every length the model takes, and at those that were timed."""
+
+    anywhere: BreakEven
+    measured: BreakEven
+    timed: tuple[int, int]
+    """Shortest and longest prompt that was timed, tokens."""
+
+    def in_words(self) -> str:
+        """'faster beyond 7,010 tokens (6,480 to 7,650)'; what holds at every length is claimed of those timed alone."""
+        for found in (self.anywhere, self.measured):
+            if found.kind == "at":
+                return found.in_words()
+        if self.measured.kind == "cannot_tell":
+            return "break-even not known"
+        span = " to ".join(map(format_tokens, self.timed))
+        return f"{'faster' if self.measured.kind == 'always' else 'slower'} at every measured length, {span} tokens"
 
 
 @dataclass(frozen=True)
@@ -67,3 +90,17 @@ def expected_times(trials: Trials, arm: str, workload: Workload) -> Times | None
     if curve is None:
         return Times(expect_itl(line, workload), None, None)
     return Times(expect_itl(line, workload), expect_ttft(curve, workload), expect_request(line, curve, workload))
+
+
+def crossing_of(trials: Trials, baseline: str, arm: str, study: Study, max_model_len: int) -> Crossing | None:
+    """None when fewer than two context lengths were timed under either."""
+    before, after = itl_line(trials, baseline), itl_line(trials, arm)
+    if before is None or after is None:
+        return None
+    lengths = [trial.context_len for trial in trials.generations_of(baseline)]
+    timed, confidence = (min(lengths), max(lengths)), study.rule.confidence
+    return Crossing(
+        break_even(before, after, confidence, max_model_len),
+        break_even(before, after, confidence, timed[1], timed[0]),
+        timed,
+    )

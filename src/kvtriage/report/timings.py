@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvtriage.records.case import ArmRecord, TimingTrial
-from kvtriage.records.latency import expected_times, itl_line, traffic, ttft_curve
+from kvtriage.records.latency import Crossing, crossing_of, expected_times, itl_line, traffic, ttft_curve
 from kvtriage.report.numbers import interval
 from kvtriage.report.view import CaseView
-from kvtriage.stats import BreakEven, Line, Parabola, break_even, ratio_of
-from kvtriage.units import format_tokens
+from kvtriage.stats import Line, Parabola, ratio_of
 
 __all__ = [
     "ArmTimings",
     "band_of",
-    "break_even_vs_baseline",
-    "crossing_words",
+    "crossing_with_baseline",
     "curve_lengths",
     "latency_of",
     "over_traffic",
@@ -42,21 +40,11 @@ def latency_of(view: CaseView) -> tuple[ArmTimings, ...]:
     )
 
 
-def break_even_vs_baseline(view: CaseView, timings: tuple[ArmTimings, ...], arm: ArmTimings) -> BreakEven | None:
-    """Where the arm begins to decode faster than the baseline, up to the model's limit; None without both fits."""
-    baseline = next((entry.itl for entry in timings if entry.arm.role == "baseline"), None)
-    if baseline is None or arm.itl is None or arm.arm.role == "baseline":
+def crossing_with_baseline(view: CaseView, arm: ArmRecord) -> Crossing | None:
+    """Where the arm begins to decode faster than the baseline; None without both fits, and for the baseline itself."""
+    if view.baseline is None or arm == view.baseline:
         return None
-    return break_even(baseline, arm.itl, view.plan.study.rule.confidence, view.plan.max_model_len)
-
-
-def crossing_words(found: BreakEven, timings: tuple[ArmTimings, ...]) -> str:
-    """The break-even in words; what holds at every length is claimed of the measured ones alone."""
-    if found.kind not in ("always", "never"):
-        return found.in_words()
-    lengths = [trial.context_len for entry in timings for trial in entry.trials]
-    span = f"{format_tokens(min(lengths))} to {format_tokens(max(lengths))} tokens"
-    return f"{'faster' if found.kind == 'always' else 'slower'} at every measured length, {span}"
+    return crossing_of(view.pairs, view.baseline.name, arm.name, view.plan.study, view.plan.max_model_len)
 
 
 def curve_lengths(timings: tuple[ArmTimings, ...], steps: int = 32) -> tuple[float, ...]:

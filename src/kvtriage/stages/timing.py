@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from kvtriage.records.latency import expected_times, itl_line, longest_timed, traffic
+from kvtriage.records.latency import crossing_of, expected_times, traffic
 from kvtriage.records.pairing import BASELINE
 from kvtriage.stages.clauses import slowdown
 from kvtriage.stages.findings import Findings
 from kvtriage.stages.wording import format_interval, name_arm
-from kvtriage.stats import BreakEven, Ratio, break_even, ratio_of
-from kvtriage.units import format_tokens
+from kvtriage.stats import Ratio, ratio_of
 
 __all__ = ["compare_times"]
 
@@ -16,15 +15,14 @@ __all__ = ["compare_times"]
 def compare_times(found: Findings) -> str:
     """ITL, TTFT and one stream's throughput over the traffic, and where the lines cross; '' where there is no line."""
     rung, rule = found.leaning, found.plan.study.rule
-    baseline, other = itl_line(found.trials, BASELINE), itl_line(found.trials, rung.arm.name)
     itl = slowdown(found.trials, BASELINE, rung.arm.name, traffic(found.plan.study), rule.confidence)
-    if rung.scaling == "native" or baseline is None or other is None or itl is None:
+    met = crossing_of(found.trials, BASELINE, rung.arm.name, found.plan.study, found.plan.max_model_len)
+    if rung.scaling == "native" or itl is None or met is None:
         return ""
-    met = break_even(baseline, other, rule.confidence, longest=found.plan.max_model_len)
     weight = "" if rule.latency_weight else "; this rule gives latency no weight"
     return (
         f"Measured here, over the traffic a decoded token takes {_times(itl)} times BF16's{_whole(found)}: "
-        f"{_crossing(found, met)}{weight}.{_why_larger(found)}"
+        f"{met.in_words()}{weight}.{_why_larger(found)}"
     )
 
 
@@ -42,15 +40,6 @@ def _whole(found: Findings) -> str:
 
 def _times(ratio: Ratio) -> str:
     return format_interval(ratio.value, ratio.low, ratio.high, lambda value: f"{value:.2f}")
-
-
-def _crossing(found: Findings, met: BreakEven) -> str:
-    """What holds at every length is claimed of the measured ones alone."""
-    if met.kind not in ("always", "never"):
-        return met.in_words()
-    lengths = [trial.context_len for trial in found.trials.generations_of(BASELINE)]
-    span = f"{format_tokens(min(lengths))} to {format_tokens(longest_timed(found.trials, BASELINE))} tokens"
-    return f"{'faster' if met.kind == 'always' else 'slower'} at every measured length, {span}"
 
 
 def _why_larger(found: Findings) -> str:

@@ -12,8 +12,7 @@ from kvtriage.report.numbers import percent, rounded
 from kvtriage.report.timings import (
     ArmTimings,
     band_of,
-    break_even_vs_baseline,
-    crossing_words,
+    crossing_with_baseline,
     curve_lengths,
     latency_of,
     over_traffic,
@@ -97,7 +96,8 @@ def _span(trial: TimingTrial) -> tuple[float, float, float]:
 def _guides(view: CaseView, timings: tuple[ArmTimings, ...], longest: float) -> tuple[Guide, ...]:
     """The chosen arm's break-even, when it lies within the lengths that were timed."""
     for entry in timings:
-        found = break_even_vs_baseline(view, timings, entry) if view.is_chosen(entry.arm) else None
+        crossing = crossing_with_baseline(view, entry.arm) if view.is_chosen(entry.arm) else None
+        found = None if crossing is None else crossing.anywhere
         if found is None or found.value is None or found.certain_from is not None:
             continue
         if found.value <= longest:
@@ -111,7 +111,7 @@ def _row(view: CaseView, timings: tuple[ArmTimings, ...], entry: ArmTimings) -> 
     if line is None:
         return (style.short, "one length only", *[""] * 8, str(len(entry.trials)), "")
     baseline = next((other.itl for other in timings if other.arm.role == "baseline"), None)
-    crossing = break_even_vs_baseline(view, timings, entry)
+    crossing = crossing_with_baseline(view, entry.arm)
     return (
         style.short,
         rounded(line.slope * 1e9),
@@ -119,7 +119,7 @@ def _row(view: CaseView, timings: tuple[ArmTimings, ...], entry: ArmTimings) -> 
         rounded(line.intercept * 1e3),
         rounded(line.intercept_se * 1e3),
         _slope_share(line, baseline, view.plan.study.rule.confidence) if entry.arm.role != "baseline" else "",
-        "" if crossing is None else crossing_words(crossing, timings),
+        "" if crossing is None else crossing.in_words(),
         *over_traffic(view, entry.arm),
         str(len(entry.trials)),
         str(line.set_aside),
@@ -140,11 +140,9 @@ def _answer(view: CaseView, timings: tuple[ArmTimings, ...]) -> str:
     if entry is None:
         return "Only BF16 was timed."
     short = style_of(entry.arm).short
-    found = break_even_vs_baseline(view, timings, entry)
+    found = crossing_with_baseline(view, entry.arm)
     if found is None:
         return f"{short} was not timed at enough lengths for a line."
-    match found.kind:
-        case "always" | "never" | "at":
-            return f"On this machine {short} decodes {crossing_words(found, timings)}."
-        case _:
-            return f"Can't tell: the lines of {short} and BF16 lie too close for their errors on this machine."
+    if "cannot_tell" == found.anywhere.kind == found.measured.kind:
+        return f"Can't tell: the lines of {short} and BF16 lie too close for their errors on this machine."
+    return f"On this machine {short} decodes {found.in_words()}."
