@@ -195,7 +195,7 @@ def _reason_row(reason: Reason) -> ReasonRow:
 
 
 def _cell(cell: str) -> str:
-    """'bucket 1024' and 'context 1024' → '1,024 tokens'."""
+    """'bucket 1024' → '1,024 tokens'."""
     tokens = cell.rpartition(" ")[2]
     return f"{format_tokens(int(tokens))} tokens" if tokens.isdecimal() else cell
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from kvtriage.records.case import Reason
 from kvtriage.records.latency import longest_timed, traffic
@@ -26,7 +26,7 @@ def caveats(found: Findings) -> tuple[str, ...]:
 
 def items_that_settle(found: Findings) -> int | None:
     """Items per cell that would settle the cheapest rung in doubt; None when not known."""
-    needed = [reason.items_needed for rung in found.outcome.doubts[:1] for reason in rung.undecided]
+    needed = [_in_each_cell(found, reason) for rung in found.outcome.doubts[:1] for reason in rung.undecided]
     known = [count for count in needed if count is not None]
     return max(known) if known and len(known) == len(needed) else None
 
@@ -66,7 +66,7 @@ def _how_to_settle(found: Findings) -> str:
     settings = [
         f"{name} = {count} (now {now})"
         for name, count, now in (
-            ("items_per_bucket", _most(r for r in undecided if r.clause != "needle"), study.items_per_bucket),
+            ("items_per_bucket", _most(found, (r for r in undecided if r.clause != "needle")), study.items_per_bucket),
             ("needles_per_depth", _per_depth(found, undecided), study.needles_per_depth),
         )
         if count > now
@@ -74,12 +74,19 @@ def _how_to_settle(found: Findings) -> str:
     return f"Set {' and '.join(settings)} in study.toml and run again in a new case folder."
 
 
-def _most(reasons: Iterator[Reason]) -> int:
-    return max((reason.items_needed or 0 for reason in reasons), default=0)
+def _in_each_cell(found: Findings, reason: Reason) -> int | None:
+    """Items that settle it, in each bucket: those of all buckets together are shared among them."""
+    if reason.items_needed is None or reason.cell != "all":
+        return reason.items_needed
+    return math.ceil(reason.items_needed / len(found.plan.study.buckets))
+
+
+def _most(found: Findings, reasons: Iterable[Reason]) -> int:
+    return max((_in_each_cell(found, reason) or 0 for reason in reasons), default=0)
 
 
 def _per_depth(found: Findings, undecided: tuple[Reason, ...]) -> int:
-    needles = _most(reason for reason in undecided if reason.clause == "needle")
+    needles = _most(found, (reason for reason in undecided if reason.clause == "needle"))
     return math.ceil(needles / max(len(found.plan.study.needle_depths), 1))
 
 

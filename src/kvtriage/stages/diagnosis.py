@@ -342,7 +342,11 @@ def _needles(found: Findings, rung: Rung) -> str:
 
 def _how_sure(found: Findings) -> str:
     rung, rule = found.leaning, found.plan.study.rule
-    counts = [reason.items for reason in (rung.reasons or found.bound) if reason.clause in ("kl", "needle")]
+    counts = [
+        reason.items
+        for reason in (rung.reasons or found.bound)
+        if reason.clause in ("kl", "needle") and reason.cell != "all"
+    ]
     items = f", {min(counts)} to {max(counts)} items a cell" if counts else ""
     floor = found.trials.noise(KL)
     noise = "" if floor is None else f"; BF16 repeated differs from itself by {format_nats(floor)}"

@@ -1,8 +1,11 @@
 """Quality, cell by cell: what an arm does to the answers, against the margins of the rule.
 
-    kl, nll, top1   of running text, per context bucket      mean ≤ margin
-    needle          likelihood of retrieved answers, ditto   mean ≤ margin
-    found           answers found, all buckets together      no loss shown (exact McNemar)
+    kl, nll, top1   of running text, per context bucket and over all     mean ≤ margin
+    needle          likelihood of retrieved answers, ditto               mean ≤ margin
+    found           answers found, all buckets together                  no loss shown (exact McNemar)
+
+The mean over all buckets cannot be beyond a margin unless some bucket is, and it has more items
+to show it with: a drift that is alike in all buckets is found there first.
 
 Two questions are asked of a cell, and each is corrected for being asked of many. *Is it beyond
 the margin?* is one-sided and decides. *Is it different from BF16 at all?* is two-sided, is
@@ -60,7 +63,12 @@ _QUALITIES = {
 class _Cell:
     clause: str
     arm: str
-    bucket: int
+    bucket: int | None
+    """None is all buckets together."""
+
+    @property
+    def name(self) -> str:
+        return "all" if self.bucket is None else f"bucket {self.bucket}"
 
     @property
     def quality(self) -> _Quality:
@@ -87,8 +95,8 @@ def quality_clauses(trials: Trials, arms: Sequence[str], buckets: Iterable[int],
     asked = trials.scores_of(BASELINE).values()
     texts = sorted({*buckets} | {trial.bucket for trial in asked if not is_needle(trial)})
     needles = sorted({trial.bucket for trial in asked if is_needle(trial)})
-    kinds = [(clause, bucket) for bucket in texts for clause in ("kl", "nll", "top1")]
-    kinds += [("needle", bucket) for bucket in needles]
+    kinds = [(clause, bucket) for bucket in _with_all(texts) for clause in ("kl", "nll", "top1")]
+    kinds += [("needle", bucket) for bucket in _with_all(needles)]
     cells = [_Cell(clause, arm, bucket) for arm in arms for clause, bucket in kinds]
     found = [_Found(arm, *sides) for arm in arms if (sides := trials.changed_sides(arm))[2]]
     readings = _corrected(trials, cells, rule)
@@ -97,6 +105,11 @@ def quality_clauses(trials: Trials, arms: Sequence[str], buckets: Iterable[int],
     reasons = [_reason(trials, cell, replace(read, p_harm=harms.get(cell)), rule) for cell, read in by_cell.items()]
     reasons += [_found_reason(entry, harms[entry], len(harms), rule) for entry in found]
     return tuple(sorted(reasons, key=lambda reason: arms.index(reason.arm)))
+
+
+def _with_all(buckets: Sequence[int]) -> tuple[int | None, ...]:
+    """One bucket is all there is, and is not read twice."""
+    return (*buckets, None) if len(buckets) > 1 else tuple(buckets)
 
 
 def baseline_clauses(trials: Trials, buckets: Iterable[int], rule: Rule) -> tuple[Reason, ...]:
@@ -180,7 +193,7 @@ def _reason(trials: Trials, cell: _Cell, read: Reading, rule: Rule) -> Reason:
         text += _doubt_words(read, form)
     if cell.clause == "needle":
         text += "; " + _hits(trials, cell.arm, cell.bucket, rule.confidence)
-    return read.reason(cell.clause, cell.arm, f"bucket {cell.bucket}", text)
+    return read.reason(cell.clause, cell.arm, cell.name, text)
 
 
 def _harm_words(read: Reading, rule: Rule) -> str:
@@ -227,7 +240,7 @@ def _found_reason(found: _Found, chance: float, family: int, rule: Rule) -> Reas
     )
 
 
-def _hits(trials: Trials, arm: str, bucket: int, confidence: float) -> str:
+def _hits(trials: Trials, arm: str, bucket: int | None, confidence: float) -> str:
     before, after = (trials.drift(NEEDLE_HIT, name, bucket).values for name in (BASELINE, arm))
     text = f"{sum(before):.0f}/{len(before)} needles found in BF16, {sum(after):.0f}/{len(after)} here"
     if not after:

@@ -87,7 +87,9 @@ def name_arm(arm: ArmRecord, geometry: Sequence[LayerGeometry]) -> str:
 
 
 def name_clause(clause: str, cell: str) -> str:
-    """('nll', 'bucket 1024') → 'NLL at 1,024 tokens'; ('range', 'all') → 'range'."""
+    """('nll', 'bucket 1024') → 'NLL at 1,024 tokens'; ('kl', 'all') → 'KL over all lengths'; ('range', 'all') → 'range'."""
     tokens = cell.rpartition(" ")[2]
     where = f" at {int(tokens):,} tokens" if tokens.isdecimal() else ""
+    if cell == "all" and clause in ("kl", "nll", "top1", "needle"):
+        where = " over all lengths"
     return f"{_CLAUSES.get(clause, clause)}{where}"

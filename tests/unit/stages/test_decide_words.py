@@ -129,7 +129,8 @@ def test_contrast_arms_read_as_a_sentence() -> None:
     verdict = decide(case.plan(), case.scales(), case.sensitivities(), evidence, (*case.trials(), *trials), None, {})
     assert (
         "Drift by attention type: 0.0098 with FP8 in the sliding layers only (harm is shown for NLL at 256 tokens, "
-        "NLL at 1,024 tokens, retrieval at 256 tokens and retrieval at 1,024 tokens)."
+        "NLL at 1,024 tokens, NLL over all lengths, retrieval at 256 tokens, retrieval at 1,024 tokens and retrieval "
+        "over all lengths)."
     ) in said(verdict)
 
 
@@ -198,8 +199,9 @@ def test_what_lies_below_is_said_to_lie_below() -> None:
 
 
 def test_clauses_in_words() -> None:
-    cells = (("nll", "bucket 1024"), ("latency", "context 2048"), ("range", "all"))
-    assert [name_clause(*cell) for cell in cells] == ["NLL at 1,024 tokens", "latency at 2,048 tokens", "range"]
+    cells = (("nll", "bucket 1024"), ("kl", "all"), ("latency", "traffic"), ("range", "all"))
+    told = ["NLL at 1,024 tokens", "KL over all lengths", "latency", "range"]
+    assert [name_clause(*cell) for cell in cells] == told
 
 
 def test_scales_that_would_help_a_little_are_called_optional() -> None:

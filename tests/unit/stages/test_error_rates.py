@@ -87,7 +87,7 @@ def every(status: str, studies: list[tuple[Reason, ...]]) -> float:
 
 
 def test_an_arm_on_its_margins_is_seldom_called_beyond_them() -> None:
-    """Eight cells at once, every one of them on its margin: at most one false alarm in twenty."""
+    """Twelve cells at once, every one of them on its margin: at most one false alarm in twenty."""
     assert some("unmet", judged(ON_THE_MARGINS)) <= 0.05
 
 
