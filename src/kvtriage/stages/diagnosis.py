@@ -266,7 +266,11 @@ def _signed(nats: float) -> str:
 def _backend(found: Findings) -> str:
     """Only where the server's attention changed the advice."""
     wanted, backend = found.unbarred.choice, found.plan.study.backend
-    if wanted is None or not any(r.arm is wanted.arm and r.status_of("backend") == UNMET for r in found.rungs):
+    if (
+        found.broken
+        or wanted is None
+        or not any(r.arm is wanted.arm and r.status_of("backend") == UNMET for r in found.rungs)
+    ):
         return ""
     able = join_words([name for name, per_head in BACKENDS.items() if per_head])
     return (

@@ -87,7 +87,7 @@ def name_arm(arm: ArmRecord, geometry: Sequence[LayerGeometry]) -> str:
 
 
 def name_clause(clause: str, cell: str) -> str:
-    """('nll', 'bucket 1024') → 'NLL at 1,024 tokens'; ('kl', 'all') → 'KL over all lengths'; ('range', 'all') → 'range'."""
+    """('nll', 'bucket 1024') → 'NLL at 1,024 tokens'; ('kl', 'all') → 'KL over all lengths'; else the clause alone."""
     tokens = cell.rpartition(" ")[2]
     where = f" at {int(tokens):,} tokens" if tokens.isdecimal() else ""
     if cell == "all" and clause in ("kl", "nll", "top1", "needle"):

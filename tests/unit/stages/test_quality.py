@@ -12,7 +12,7 @@ from kvtriage.records.case import Reason, ScoreTrial
 from kvtriage.records.pairing import Trials, sort_trials
 from kvtriage.records.study import Rule
 from kvtriage.stages.quality import baseline_clauses, quality_clauses
-from tests.unit.stages.verdict_cases import OFFSET, UNDERFLOW, Case, drifting
+from tests.unit.stages.verdict_cases import OFFSET, SPREAD_HEADS, UNDERFLOW, Case, drifting
 
 
 def trials_of(case: Case) -> Trials:
@@ -179,3 +179,5 @@ def test_a_broken_baseline_gives_no_verdict() -> None:
     assert any("makes no sense of this text" in caveat for caveat in verdict.caveats)
     assert verdict.next_step.startswith("Mend BF16 first")
     assert [r.status for r in verdict.reasons if r.clause == "baseline"] == ["unmet", "unmet"]
+    barred = replace(SPREAD_HEADS, nll=14.0, backend="triton_attn").decide()
+    assert "would be the choice" not in " ".join(barred.sentences)
