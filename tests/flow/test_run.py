@@ -87,6 +87,19 @@ class TestRun:
         assert verdict["choice"] == {"scaling": "per_head", "skip_layers": []}
         assert verdict["vllm_args"][0] == "--kv-cache-dtype"
 
+    def test_a_case_is_decided_by_the_rule_it_was_begun_with(
+        self, args: list[str], tmp_path: Path, fake: Fake, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main([*args, "--rule", "fanout"], wiring=fake()) == 0
+        case = tmp_path / "case"
+        for record in ("plan.json", "verdict.json"):
+            found = json.loads((case / record).read_bytes())
+            assert (found["study"]["rule"]["name"] if "study" in found else found["rule"]) == "fanout"
+        assert main(args, wiring=fake()) == 2
+        assert "rule.name is fanout there and strict here" in capsys.readouterr().err
+        assert main(["decide", str(case), "--explain"]) == 0
+        assert "rule fanout" in capsys.readouterr().out
+
     def test_a_decided_verdict_ends_with_the_command_to_paste(
         self, args: list[str], tmp_path: Path, fake: Fake, capsys: pytest.CaptureFixture[str]
     ) -> None:

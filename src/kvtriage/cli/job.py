@@ -45,6 +45,8 @@ from kvtriage.stages.ablate import ablate
 from kvtriage.stages.calibrate import calibrate
 from kvtriage.stages.decide import decide
 from kvtriage.stages.diagnose import diagnose
+from kvtriage.stages.examine import examine
+from kvtriage.stages.explain import explain
 from kvtriage.stages.orders import Across, in_turn
 from kvtriage.stages.plan import check_studied, make_plan
 from kvtriage.tasks import TASKS
@@ -58,6 +60,8 @@ __all__ = [
     "Subject",
     "Wiring",
     "embedded",
+    "explain_case",
+    "judge_case",
     "open_job",
     "open_subject_engine",
     "read_subject",
@@ -318,8 +322,15 @@ def run_decide(case: CaseFolder) -> Verdict:
     if there is not None:
         _say_there("decide", "verdict.json")
         return there
-    plan, scales = case.need(Plan), case.need(ScaleRecord)
-    sensitivities, evidence = case.need(Sensitivities), case.need(Evidence)
+    with stage("decide"):
+        verdict = judge_case(case, case.need(Plan))
+    case.save(verdict)
+    return verdict
+
+
+def judge_case(case: CaseFolder, plan: Plan) -> Verdict:
+    """The verdict by the rule of `plan`, which may be another than the case's own. Writes nothing."""
+    scales, sensitivities, evidence = case.need(ScaleRecord), case.need(Sensitivities), case.need(Evidence)
     trials, inputs = case.trials(), case.inputs_for(Verdict)
 
     def verdict_with(checkpoint: str) -> Verdict:
@@ -327,12 +338,16 @@ def run_decide(case: CaseFolder) -> Verdict:
         holding = str(folder) if folder.is_dir() else None
         return decide(plan, scales, sensitivities, evidence, trials, holding, inputs=inputs)
 
-    with stage("decide"):
-        verdict = verdict_with(CHECKPOINT)
-        if verdict.choice is not None and verdict.choice.scaling == Scaling.PER_TENSOR:
-            verdict = verdict_with(CHECKPOINT_PER_TENSOR)
-    case.save(verdict)
+    verdict = verdict_with(CHECKPOINT)
+    if verdict.choice is not None and verdict.choice.scaling == Scaling.PER_TENSOR:
+        return verdict_with(CHECKPOINT_PER_TENSOR)
     return verdict
+
+
+def explain_case(case: CaseFolder, plan: Plan) -> str:
+    """The way to the verdict by the rule of `plan`, clause by clause."""
+    records = (case.need(ScaleRecord), case.need(Sensitivities), case.need(Evidence))
+    return "\n".join(explain(examine(plan, *records, case.trials(), None)))
 
 
 def run_report(case: CaseFolder) -> Path:

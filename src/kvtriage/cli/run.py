@@ -57,6 +57,7 @@ _VERBS = ("plan", "calibrate", "diagnose", "ablate", "decide", "report")
     type=click.Path(path_type=Path),
     help="Settings and rule; flags win over them.",
 )
+@click.option("--rule", metavar="NAME|TOML", help="strict, fanout, or a file of yours.  [default: strict]")
 @click.option("--buckets", metavar="N,N", callback=parse_buckets, help="Context lengths.  [default: 256,1024]")
 @click.option("--items", type=click.IntRange(min=1), metavar="N", help="Texts per context length.  [default: 8]")
 @click.option("--backend", type=click.Choice(list(BACKENDS)), help="Attention backend that will serve.")
@@ -73,6 +74,7 @@ def run_command(
     data: str,
     out: Path | None,
     study_file: Path | None,
+    rule: str | None,
     buckets: tuple[int, ...] | None,
     items: int | None,
     backend: str | None,
@@ -100,7 +102,8 @@ def run_command(
         "numerics": numerics,
         "memory_bytes": memory,
     }
-    study = load_study(study_file, {key: value for key, value in given.items() if value is not None}, quick=quick)
+    overrides = {key: value for key, value in given.items() if value is not None}
+    study = load_study(study_file, overrides, quick=quick, rule=rule)
     room = choose_wiring(wiring, machine, out, study)
     if out is None and dry_run is None:
         raise click.UsageError("missing option '--out'")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import click
 import msgspec
 
+from kvtriage.cli.rules import load_rule, load_toml, shipped_rule
 from kvtriage.errors import StudyError
-from kvtriage.records.study import Study, read_study, validate_study
+from kvtriage.records.study import Rule, Study, read_study, validate_study
 from kvtriage.units import parse_bytes
 
 __all__ = ["QUICK", "Override", "load_study", "parse_buckets", "parse_memory"]
@@ -52,13 +52,16 @@ def parse_memory(ctx: click.Context, param: click.Parameter, value: str | None) 
         raise click.BadParameter(f"{value!r} is not an amount of memory such as 16GiB", ctx, param) from None
 
 
-def load_study(file: Path | None, overrides: dict[str, Override], *, quick: bool) -> Study:
+def load_study(file: Path | None, overrides: dict[str, Override], *, quick: bool, rule: str | None = None) -> Study:
     """The defaults (of --quick, or the usual ones), under study.toml, under the flags.
 
-    Raises StudyError.
+    `rule` names a shipped rule or a file, and leaves no room for a `[rule]` table in study.toml,
+    which may itself begin from a shipped rule by its `name`. Raises StudyError.
     """
-    table = {} if file is None else _load_toml(file)
-    given = read_study(table)
+    table = {} if file is None else load_toml(file)
+    if rule is not None and "rule" in table:
+        raise StudyError(f"{file} has a [rule] table, and --rule gives another", hint="keep one of the two")
+    given = read_study(table, _begin_from(table.get("rule")) if rule is None else load_rule(rule))
     stated = table.keys() | _keys(table.get("study"))
     quick_values = {key: value for key, value in QUICK.items() if quick and key not in stated}
     study = msgspec.structs.replace(given, **{**quick_values, **overrides})
@@ -66,16 +69,11 @@ def load_study(file: Path | None, overrides: dict[str, Override], *, quick: bool
     return study
 
 
+def _begin_from(table: object) -> Rule | None:
+    """The shipped rule that a `[rule]` table names; None where it names none, or is no table."""
+    name = table.get("name") if isinstance(table, dict) else None
+    return shipped_rule(name) if isinstance(name, str) else None
+
+
 def _keys(table: object) -> set[str]:
     return set(table) if isinstance(table, dict) else set()
-
-
-def _load_toml(file: Path) -> dict[str, object]:
-    try:
-        return tomllib.loads(file.read_bytes().decode())
-    except OSError as error:
-        raise StudyError(
-            f"cannot read {file}: {error.strerror}", hint="name a study.toml that exists, or leave --study out"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise StudyError(f"{file} is not TOML: {error}", hint="mend the place it names") from error

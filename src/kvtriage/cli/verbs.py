@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+import msgspec
 
 from kvtriage.cli.case import open_case
 from kvtriage.cli.dry_run import print_dry_run
@@ -13,6 +14,8 @@ from kvtriage.cli.dry_run_options import DryRun, dry_run_options, remembered_spe
 from kvtriage.cli.job import (
     Job,
     Wiring,
+    explain_case,
+    judge_case,
     open_job,
     reread_subject,
     run_ablate,
@@ -22,9 +25,12 @@ from kvtriage.cli.job import (
     run_report,
 )
 from kvtriage.cli.options import Machine, case_argument, machine_options
+from kvtriage.cli.rules import load_rule
 from kvtriage.cli.servers import choose_wiring
 from kvtriage.cli.summary import render_verdict
-from kvtriage.records.case import Plan, ScaleRecord, Sensitivities
+from kvtriage.cli.terminal import say
+from kvtriage.records.case import Plan, ScaleRecord, Sensitivities, Verdict
+from kvtriage.records.study import validate_study
 
 __all__ = [
     "CANNOT_TELL",
@@ -103,20 +109,40 @@ def ablate_command(
 
 @click.command("decide")
 @case_argument
-@click.option("--json", "as_json", is_flag=True, help="Print verdict.json instead of five lines.")
-def decide_command(case_path: Path, as_json: bool) -> int:
+@click.option("--rule", metavar="NAME|TOML", help="Read by strict, fanout or a file instead; nothing is written.")
+@click.option("--explain", is_flag=True, help="Walk through every clause of every arm, and the choice.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON instead of five lines.")
+def decide_command(case_path: Path, rule: str | None, explain: bool, as_json: bool) -> int:
     """Read the study's rule against the evidence; write verdict.json. Exit code 3 is "cannot tell".
+
+    With --rule the same evidence is read by another rule. That is a question and no record: the
+    rule that counts is the one in plan.json, which was there before the evidence.
 
     \b
     Example:
-      kvtriage decide case/ --json
+      kvtriage decide case/ --explain
+      kvtriage decide case/ --rule fanout
     """
+    if explain and as_json:
+        raise click.UsageError("--explain and --json cannot go together")
+    other = None if rule is None else load_rule(rule)
     with open_case(case_path, create=False) as case:
-        verdict = run_decide(case)
-        if as_json:
-            click.echo(case.text(type(verdict)), nl=False)
+        plan = case.need(Plan)
+        if other is None:
+            verdict = run_decide(case)
         else:
-            click.echo(render_verdict(verdict, case.need(Plan)))
+            plan = msgspec.structs.replace(plan, study=msgspec.structs.replace(plan.study, rule=other))
+            validate_study(plan.study)
+            verdict = judge_case(case, plan)
+            say(f"read by the rule {other.name}; nothing is written")
+        if as_json and other is None:
+            click.echo(case.text(Verdict), nl=False)
+        elif as_json:
+            click.echo(msgspec.json.format(msgspec.json.encode(verdict), indent=2))
+        else:
+            click.echo(render_verdict(verdict, plan))
+        if explain:
+            click.echo("\n" + explain_case(case, plan))
     return CANNOT_TELL if verdict.choice is None else 0
 
 

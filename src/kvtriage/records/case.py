@@ -296,10 +296,10 @@ class Reason(_Part, frozen=True):
     """One clause of the rule, read against one cell of the evidence."""
 
     clause: str
-    """'kl', 'nll', 'top1', 'needle', 'range', 'capacity', 'latency' or 'backend'."""
+    """'kl', 'nll', 'top1', 'needle', 'found', 'range', 'capacity', 'latency', 'backend' or 'baseline'."""
     arm: str
     cell: str
-    """'all', 'bucket 1024', ..."""
+    """'all', 'bucket 1024', or 'traffic': over the workload's lengths."""
     value: float | None
     """What was measured; None when nothing could be, as in the 'backend' clause."""
     low: float | None
@@ -311,7 +311,16 @@ class Reason(_Part, frozen=True):
     """'met', 'unmet' or 'cannot_tell'."""
     items: int
     items_needed: int | None
+    """Items that would settle it, `power` of the time, if mean and spread stay; for 'cannot_tell' alone."""
     text: str
+    detectable: float | None = None
+    """Least distance from the threshold that `items` items tell, `power` of the time."""
+    noise: float | None = None
+    """What BF16 repeated differs from itself in this cell: a value inside it is no difference."""
+    p_beyond: float | None = None
+    """One-sided p of `value` lying beyond `threshold`, corrected over the arm's cells."""
+    p_harm: float | None = None
+    """Two-sided p of `value` being different from BF16's at all, corrected over the arm's cells."""
 
 
 class RepairChoice(_Part, frozen=True):
@@ -340,3 +349,5 @@ class Verdict(_Record, frozen=True):
     """Cache bytes of BF16 over the choice's, at the largest bucket."""
     items_needed: int | None
     next_step: str
+    rule: str = "strict"
+    """The name of the rule that was read."""

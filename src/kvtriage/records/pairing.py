@@ -7,7 +7,7 @@ drift is. What could not be scored stays out of every average and is counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtriage.errors import CaseError, EngineError
@@ -126,6 +126,11 @@ class Trials:
                 values.append(value - times * base)
         return Paired(tuple(values), len(asked) - len(values))
 
+    def changed_sides(self, arm: str) -> tuple[int, int, int]:
+        """Answers that BF16 found and the arm lost, that it won, and the items that both were asked."""
+        pairs = self.paired(NEEDLE_HIT.metric, arm, BASELINE, NEEDLE_HIT.keeps(None)).values
+        return sum(value < 0 for value in pairs), sum(value > 0 for value in pairs), len(pairs)
+
 
 def is_needle(trial: ScoreTrial) -> bool:
     """Retrieval trials say whether the answer was hit; text trials have nothing to hit."""
@@ -147,16 +152,18 @@ def sort_trials(arms: Iterable[ArmRecord], trials: Iterable[Trial]) -> Trials:
     return Trials({arm.name: arm for arm in arms}, scores, {name: tuple(rows) for name, rows in timings.items()})
 
 
-def check_trials(evidence: Evidence, trials: Iterable[Trial]) -> None:
-    """Whether these trials may be compared at all.
+def check_trials(evidence: Evidence, buckets: Iterable[int], trials: Sequence[Trial]) -> None:
+    """Whether these trials may be compared at all, and answer a study of these `buckets`.
 
-    Raises CaseError for a trial of other conditions, of an arm that the evidence does not
-    name, or of an item that this arm ran before; EngineError for an arm that stored
-    something else than BF16 and yet did not drift at all.
+    Raises CaseError for a trial of other conditions, of an arm that the evidence does not name,
+    of an item that this arm ran before or that BF16 was not asked in the same form, and for a
+    bucket without items; EngineError for an arm that stored something else than BF16 and yet
+    did not drift at all.
     """
     arms = {arm.name: arm for arm in evidence.arms}
     drifts: dict[str, list[float | None]] = {}
     seen: set[tuple[str, str, str]] = set()
+    asked = {(t.task, t.item_id): _form(t) for t in trials if isinstance(t, ScoreTrial) and t.arm == BASELINE}
     for trial in trials:
         if trial.conditions != evidence.conditions_hash:
             raise CaseError(
@@ -175,10 +182,21 @@ def check_trials(evidence: Evidence, trials: Iterable[Trial]) -> None:
                     f"item {trial.item_id!r} of task {trial.task!r} stands twice under arm {trial.arm!r}",
                     hint="trials.jsonl was edited or joined by hand: start a new case folder",
                 )
+            if asked and asked.get((trial.task, trial.item_id)) != _form(trial):
+                raise CaseError(
+                    f"arm {trial.arm!r} was asked item {trial.item_id!r} of task {trial.task!r}, and BF16 was not",
+                    hint="arms are compared on the same items only: start a new case folder",
+                )
             seen.add(item)
             drifts.setdefault(trial.arm, []).append(trial.metrics.get("kl"))
     if BASELINE not in drifts:
         raise CaseError("the evidence holds no BF16 trials to compare with", hint="run kvtriage ablate again")
+    empty = sorted(set(buckets) - {bucket for bucket, _ in asked.values()})
+    if empty:
+        raise CaseError(
+            f"the study has a bucket of {empty[0]:,} tokens, and the evidence no item of that length",
+            hint="start a new case folder: this evidence is of another study",
+        )
     for name, found in drifts.items():
         _check_drift(arms[name], [kl for kl in found if kl is not None])
 
@@ -191,6 +209,11 @@ def _check_drift(arm: ArmRecord, drifts: list[float]) -> None:
             f"arm {arm.name!r} does not differ from BF16 on any of its {len(drifts)} items: quantisation never engaged",
             hint="the engine did not store what the arm asked for; run kvtriage selftest",
         )
+
+
+def _form(trial: ScoreTrial) -> tuple[int, int]:
+    """What makes two trials of one name the same item."""
+    return trial.bucket, trial.scored_tokens
 
 
 def _scored(trials: Mapping[Item, ScoreTrial], item: Item, metric: str) -> float | None:

@@ -1,8 +1,8 @@
 """What was asked: the study, with its rule. Read from study.toml, overridden by flags.
 
-`read_study` turns what tomllib made of the file into a Study, `validate_study` refuses values
-that contradict each other, and `check_context` those that the model cannot hold. All three
-raise StudyError, which names the key and says what to write instead.
+`read_study` and `read_rule` turn what tomllib made of a file into a Study and a Rule,
+`validate_study` refuses values that contradict each other, and `check_context` those that the
+model cannot hold. All raise StudyError, which names the key and says what to write instead.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ from kvtriage.errors import StudyError
 
 __all__ = [
     "BACKENDS",
+    "CORRECTIONS",
     "NUMERICS",
     "Rule",
     "Study",
     "check_context",
+    "read_rule",
     "read_study",
     "supports_per_head",
     "validate_study",
 ]
 
 NUMERICS = ("storage", "attention")
+
+CORRECTIONS = ("holm", "none")
 
 BACKENDS: Mapping[str, bool] = MappingProxyType(
     {"flash_attn": True, "flashinfer": False, "triton_attn": False, "cpu_attn": False, "flashmla": False}
@@ -47,6 +51,7 @@ _MOST: Mapping[str, int] = MappingProxyType(
         "probe_items": 1_000,
         "latency_repeats": 1_000,
         "decode_tokens": 65_536,
+        "output_tokens": 1_000_000,
         "batch": 1_024,
     }
 )
@@ -60,8 +65,13 @@ _MOST_BATCH_TOKENS = 2**24
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The `[rule]` table. Every margin is a drift from BF16 that the user can live with."""
+    """The `[rule]` table; the defaults are the rule `strict`.
 
+    Every margin is a drift from BF16 that the user can live with.
+    """
+
+    name: str = "strict"
+    """The shipped rule, or the file, that the other keys began from."""
     kl_margin: float = 0.05
     """Mean KL divergence from BF16, nats per token."""
     nll_margin: float = 0.05
@@ -71,15 +81,29 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     needle_margin: float = 0.25
     """Mean increase of a retrieved answer's negative log-likelihood, nats per token."""
     confidence: float = 0.95
-    """Of every two-sided interval."""
+    """Of every two-sided interval; 1 less this is the false-alarm rate of every family of tests."""
+    power: float = 0.8
+    """The chance that `items_needed` items settle a clause, and that `detectable` is detected."""
+    correction: str = "holm"
+    """'holm': an arm is out only for what still stands among all its cells; 'none': each cell by itself."""
+    range_forbids: bool = True
+    """Whether an arm whose range is shown to be wrong is out although it keeps every margin."""
     range_ratio: float = 0.5
     """Range is what is wrong when an arm's KL exceeds the scale-free bound by this share of the bound ..."""
     range_margin: float = 0.005
     """... and by at least this much, nats per token."""
+    baseline_nll_ceiling: float = 10.0
+    """BF16 itself makes no sense of the text above this, nats per token."""
+    baseline_found_floor: float = 0.0
+    """Least share of needles that BF16 itself must find; 0 asks for none."""
     capacity_floor_ratio: float = 1.0
     """Least cache capacity against BF16 that a choice must keep; 1.0 never forbids."""
     latency_weight: float = 0.0
     """Relative slow-down worth one doubling of capacity; 0 leaves latency out of the choice."""
+    context_weights: tuple[float, ...] = ()
+    """How much of the traffic has each length of `buckets`; empty: all alike."""
+    output_tokens: int = 128
+    """Tokens generated for a request, for what latency comes to over the traffic."""
 
 
 class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -110,12 +134,13 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     rule: Rule = Rule()
 
 
-def read_study(mapping: Mapping[str, object]) -> Study:
+def read_study(mapping: Mapping[str, object], base: Rule | None = None) -> Study:
     """The Study that study.toml asks for, given the file as tomllib read it.
 
     Keys stand at the top level or in a `[study]` table, the margins in a `[rule]` table; what
-    is left out keeps its default. Raises StudyError for an unknown key, for one given twice
-    and for a value of the wrong type. The values themselves are `validate_study`'s to judge.
+    is left out keeps its default, or that of the rule `base`. Raises StudyError for an unknown
+    key, for one given twice and for a value of the wrong type. The values themselves are
+    `validate_study`'s to judge.
     """
     outer = {key: value for key, value in mapping.items() if key not in ("study", "rule")}
     inner = _table(mapping, "study")
@@ -127,8 +152,16 @@ def read_study(mapping: Mapping[str, object]) -> Study:
         )
     if "rule" in inner:
         raise StudyError("study.toml has a rule inside the [study] table", hint="write it as a [rule] table of its own")
-    rule = Rule(**_fields(Rule, _table(mapping, "rule"), " in the [rule] table"))
-    return Study(**_fields(Study, {**outer, **inner}, ""), rule=rule)
+    rule = read_rule(_table(mapping, "rule"), base, "study.toml", " in the [rule] table")
+    return Study(**_fields(Study, {**outer, **inner}, "study.toml", ""), rule=rule)
+
+
+def read_rule(table: Mapping[str, object], base: Rule | None, file: str, where: str = "") -> Rule:
+    """The Rule of a `[rule]` table, or of a file that is one; what is left out is `base`'s, or the default.
+
+    `file` and `where` name the place in errors. Raises StudyError as `read_study` does.
+    """
+    return msgspec.structs.replace(base or Rule(), **_fields(Rule, table, file, where))
 
 
 def validate_study(study: Study) -> None:
@@ -171,13 +204,13 @@ def _table(mapping: Mapping[str, object], name: str) -> Mapping[str, object]:
     return table
 
 
-def _fields(struct: type[msgspec.Struct], table: Mapping[str, object], where: str) -> dict[str, typing.Any]:
+def _fields(struct: type[msgspec.Struct], table: Mapping[str, object], file: str, where: str) -> dict[str, typing.Any]:
     """The keys of `table`, each converted to the type that `struct` gives it."""
     types = {field.name: field.type for field in msgspec.structs.fields(struct) if field.name != "rule"}
     values = {}
     for key, value in table.items():
         if key not in types:
-            raise StudyError(f"study.toml has an unknown key {key!r}{where}", hint=_did_you_mean(key, types))
+            raise StudyError(f"{file} has an unknown key {key!r}{where}", hint=_did_you_mean(key, types))
         try:
             values[key] = msgspec.convert(value, types[key])
         except msgspec.ValidationError as error:
@@ -192,6 +225,8 @@ def _toml(value: object) -> str:
     match value:
         case str():
             return f'"{value}"'
+        case bool():
+            return str(value).lower()
         case tuple():
             return f"[{', '.join(map(_toml, value))}]"
         case _:
@@ -233,22 +268,50 @@ def _complaints(study: Study) -> Iterator[tuple[str, str]]:
         yield _not_one_of("numerics", study.numerics, NUMERICS), _did_you_mean(study.numerics, NUMERICS)
     if study.backend not in BACKENDS:
         yield _not_one_of("backend", study.backend, BACKENDS), _did_you_mean(study.backend, BACKENDS)
+    yield from _wrong_rule(study)
+
+
+def _wrong_rule(study: Study) -> Iterator[tuple[str, str]]:
+    """Keys of the rule that contradict each other, or the study."""
     rule = study.rule
-    if not 0.5 < rule.confidence < 1:
-        yield f"confidence is {rule.confidence}", "give a number between 0.5 and 1, for example confidence = 0.95"
-    if rule.top1_margin > 1:
-        yield f"top1_margin is {rule.top1_margin}, and a share is at most 1", "write 12 % as top1_margin = 0.12"
+    for key, share in (("confidence", rule.confidence), ("power", rule.power)):
+        if not 0.5 < share < 1:
+            yield f"{key} is {share}", f"give a number between 0.5 and 1, for example {key} = {getattr(Rule(), key)}"
+    if rule.correction not in CORRECTIONS:
+        yield _not_one_of("correction", rule.correction, CORRECTIONS), _did_you_mean(rule.correction, CORRECTIONS)
+    for key, share in (("top1_margin", rule.top1_margin), ("baseline_found_floor", rule.baseline_found_floor)):
+        if share > 1:
+            yield f"{key} is {share}, and a share is at most 1", f"write 12 % as {key} = 0.12"
+    if rule.range_margin > rule.kl_margin:
+        yield (
+            f"range_margin {rule.range_margin} and kl_margin {rule.kl_margin} contradict each other: range would be "
+            "called right where the KL margin is broken",
+            "set range_margin to less than kl_margin",
+        )
+    if rule.baseline_found_floor > 0 and not study.needle_depths:
+        yield "baseline_found_floor asks for needles, and needle_depths asks for none", "give needle_depths some depths"
     if rule.capacity_floor_ratio > 2:
         yield (
             f"capacity_floor_ratio is {rule.capacity_floor_ratio}, and FP8 at most doubles the capacity",
             "give a number from 1 (never forbids) to 2 (no layer may stay in BF16)",
+        )
+    if rule.latency_weight > 0 and len(study.latency_contexts) < 2:
+        yield (
+            "latency_weight asks for a line through the times, and latency_contexts has one length",
+            "give two lengths or more, or set latency_weight = 0",
+        )
+    weights = rule.context_weights
+    if weights and (len(weights) != len(study.buckets) or not sum(weights) > 0):
+        yield (
+            f"context_weights {list(weights)} do not fit the {len(study.buckets)} buckets",
+            "give one weight for each of buckets, in the same order and not all 0",
         )
 
 
 def _too_many(study: Study) -> Iterator[tuple[str, str]]:
     """Counts that no machine could prepare, each alone and multiplied."""
     for key, most in _MOST.items():
-        count = getattr(study, key)
+        count = getattr(study.rule if key == "output_tokens" else study, key)
         if count > most:
             yield f"{key} is {count:,}, and {most:,} is the most that is asked for", f"give {key} = {most} or less"
     for key in ("buckets", "needle_depths", "latency_contexts"):
@@ -274,7 +337,7 @@ def _wrong_numbers(study: Study) -> Iterator[tuple[str, str]]:
     rows = [(key, value) for part in (study, study.rule) for key, value in msgspec.structs.asdict(part).items()]
     for key, value in rows:
         for number in value if isinstance(value, tuple) else (value,):
-            if not isinstance(number, int | float):
+            if isinstance(number, bool) or not isinstance(number, int | float):
                 continue
             if not math.isfinite(number) or abs(number) >= 2**63:
                 yield f"{key} is {number}", "give a finite number of sensible size"
@@ -285,7 +348,7 @@ def _wrong_numbers(study: Study) -> Iterator[tuple[str, str]]:
                     wrong, range_ = not 0 <= number <= 1, "between 0 (the beginning) and 1 (the end)"
                 case "decode_tokens":
                     wrong, range_ = number < 2, "at least 2, for one time between tokens"
-                case "latency_weight" | "seed":
+                case "latency_weight" | "baseline_found_floor" | "context_weights" | "seed":
                     wrong, range_ = number < 0, "0 or more"
                 case _:
                     wrong, range_ = number <= 0, "more than 0"

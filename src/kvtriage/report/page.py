@@ -144,8 +144,10 @@ def _describe_choice(view: CaseView) -> str:
 def _is_excluded(verdict: Verdict) -> bool:
     """No choice for certain: each candidate fails a clause, and still BF16 was not chosen: the floor forbids it.
 
-    Range alone keeps no candidate out of doubt.
+    Range alone keeps no candidate out of doubt, and a BF16 that falls short of its own floors leaves all in doubt.
     """
+    if any(reason.clause == "baseline" and reason.status == "unmet" for reason in verdict.reasons):
+        return False
     candidates = {reason.arm for reason in verdict.reasons if reason.clause == "capacity"}
     out = {reason.arm for reason in verdict.reasons if reason.status == "unmet" and reason.clause != "range"}
     return verdict.choice is None and bool(candidates) and candidates <= out

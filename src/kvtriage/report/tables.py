@@ -36,6 +36,8 @@ _CLAUSES = {
     "nll": "NLL increase",
     "top1": "top-1 changed",
     "needle": "needle NLL",
+    "found": "answers lost",
+    "baseline": "BF16 itself",
     "range": "range beyond the best",
     "capacity": "cache ratio",
     "latency": "slow-down",
@@ -193,13 +195,13 @@ def _reason_row(reason: Reason) -> ReasonRow:
 
 
 def _cell(cell: str) -> str:
-    """'bucket 1024' and 'context 1024' → '1,024 tokens'."""
+    """'bucket 1024' → '1,024 tokens'."""
     tokens = cell.rpartition(" ")[2]
     return f"{format_tokens(int(tokens))} tokens" if tokens.isdecimal() else cell
 
 
 def _interval(reason: Reason) -> str:
-    if reason.value is None or reason.low == reason.high == reason.value:
+    if reason.value is None or reason.clause == "found" or reason.low == reason.high == reason.value:
         return ""
     low = "unbounded" if reason.low is None else _quantity(reason.clause, reason.low)
     high = "unbounded" if reason.high is None else _quantity(reason.clause, reason.high)
@@ -210,7 +212,7 @@ def _threshold(reason: Reason) -> str:
     if reason.threshold is None:
         return ""
     match reason.clause:
-        case "top1" | "latency":
+        case "top1" | "latency" | "found":
             return f"{as_set(reason.threshold * 100)} %"
         case "range":
             return rounded(reason.threshold)
@@ -222,7 +224,7 @@ def _quantity(clause: str, value: float | None) -> str:
     if value is None:
         return ""
     match clause:
-        case "top1" | "latency":
+        case "top1" | "latency" | "found":
             return percent(value)
         case "capacity":
             return times(value)

@@ -5,11 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvtriage.records.case import ArmRecord, TimingTrial
+from kvtriage.records.latency import Crossing, crossing_of, expected_times, itl_line, traffic, ttft_curve
+from kvtriage.report.numbers import interval
 from kvtriage.report.view import CaseView
-from kvtriage.stats import BreakEven, Line, Parabola, break_even, fit_generations, fit_ttft
-from kvtriage.units import format_tokens
+from kvtriage.stats import Line, Parabola, ratio_of
 
-__all__ = ["ArmTimings", "break_even_vs_baseline", "crossing_words", "curve_lengths", "latency_of"]
+__all__ = [
+    "ArmTimings",
+    "band_of",
+    "crossing_with_baseline",
+    "curve_lengths",
+    "latency_of",
+    "over_traffic",
+]
 
 
 @dataclass(frozen=True)
@@ -25,28 +33,18 @@ class ArmTimings:
 def latency_of(view: CaseView) -> tuple[ArmTimings, ...]:
     """Arms that were timed alone, the baseline first as the evidence has it."""
     return tuple(
-        ArmTimings(arm, trials, fit_generations((t.context_len, t.token_s) for t in trials), _fit_ttft(trials))
+        ArmTimings(arm, trials, itl_line(view.pairs, arm.name), ttft_curve(view.pairs, arm.name))
         for arm in view.evidence.arms
         if arm.same_as is None
         if (trials := view.pairs.generations_of(arm.name))
     )
 
 
-def break_even_vs_baseline(view: CaseView, timings: tuple[ArmTimings, ...], arm: ArmTimings) -> BreakEven | None:
-    """Where the arm begins to decode faster than the baseline, up to the model's limit; None without both fits."""
-    baseline = next((entry.itl for entry in timings if entry.arm.role == "baseline"), None)
-    if baseline is None or arm.itl is None or arm.arm.role == "baseline":
+def crossing_with_baseline(view: CaseView, arm: ArmRecord) -> Crossing | None:
+    """Where the arm begins to decode faster than the baseline; None without both fits, and for the baseline itself."""
+    if view.baseline is None or arm == view.baseline:
         return None
-    return break_even(baseline, arm.itl, view.plan.study.rule.confidence, view.plan.max_model_len)
-
-
-def crossing_words(found: BreakEven, timings: tuple[ArmTimings, ...]) -> str:
-    """The break-even in words; what holds at every length is claimed of the measured ones alone."""
-    if found.kind not in ("always", "never"):
-        return found.in_words()
-    lengths = [trial.context_len for entry in timings for trial in entry.trials]
-    span = f"{format_tokens(min(lengths))} to {format_tokens(max(lengths))} tokens"
-    return f"{'faster' if found.kind == 'always' else 'slower'} at every measured length, {span}"
+    return crossing_of(view.pairs, view.baseline.name, arm.name, view.plan.study, view.plan.max_model_len)
 
 
 def curve_lengths(timings: tuple[ArmTimings, ...], steps: int = 32) -> tuple[float, ...]:
@@ -56,7 +54,28 @@ def curve_lengths(timings: tuple[ArmTimings, ...], steps: int = 32) -> tuple[flo
     return tuple(low + (high - low) * step / steps for step in range(steps + 1))
 
 
-def _fit_ttft(trials: tuple[TimingTrial, ...]) -> Parabola | None:
-    if len({trial.context_len for trial in trials}) < 3:
-        return None
-    return fit_ttft([trial.context_len for trial in trials], [trial.ttft_s for trial in trials])
+def band_of(
+    fit: Line | Parabola, lengths: tuple[float, ...], confidence: float, times: float = 1.0
+) -> tuple[tuple[float, float, float], ...]:
+    """(length, low, high) of the fit, `times` its seconds; empty where nothing is left to judge it by."""
+    bands = [(n, fit.band_at(n, confidence)) for n in lengths]
+    return tuple((n, band[0] * times, band[1] * times) for n, band in bands if band is not None)
+
+
+def over_traffic(view: CaseView, arm: ArmRecord) -> tuple[str, str, str]:
+    """A decoded token, the first token and a whole request over the traffic, each as so many times BF16's."""
+    workload, confidence = traffic(view.plan.study), view.plan.study.rule.confidence
+    own = expected_times(view.pairs, arm.name, workload)
+    base = None if view.baseline is None else expected_times(view.pairs, view.baseline.name, workload)
+    if own is None or base is None or arm == view.baseline:
+        return ("", "", "")
+    told = []
+    for before, after in ((base.itl, own.itl), (base.ttft, own.ttft), (base.request, own.request)):
+        ratio = None if before is None or after is None else ratio_of(before, after, confidence)
+        if ratio is None:
+            told.append("not known")
+        elif ratio.low is None or ratio.high is None:
+            told.append(f"{ratio.value:.2f} (no interval)")
+        else:
+            told.append(f"{ratio.value:.2f} ({interval(ratio.low, ratio.high, '{:.2f}'.format)})")
+    return told[0], told[1], told[2]

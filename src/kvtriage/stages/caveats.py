@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from kvtriage.records.case import Reason
-from kvtriage.records.pairing import BASELINE, NEEDLE_HIT, NLL
-from kvtriage.stages.clauses import CANNOT_TELL, UNMET
+from kvtriage.records.latency import longest_timed, traffic
+from kvtriage.records.pairing import BASELINE, NEEDLE_HIT
 from kvtriage.stages.findings import Findings
-from kvtriage.stages.wording import format_nats, name_arm, name_layers
+from kvtriage.stages.reading import CANNOT_TELL, UNMET
+from kvtriage.stages.wording import name_arm, name_layers
 
 __all__ = ["caveats", "items_that_settle", "next_step"]
 
-_ABSURD_NLL = 10.0
-"""Nats per token; guessing evenly among 22,000 tokens is as good."""
 _SMALL_MODEL = 1_000_000_000
+_DRAWN_OUT = 1.25
+"""A line may be followed this much further than it was measured without saying so."""
 
 
 def caveats(found: Findings) -> tuple[str, ...]:
@@ -25,13 +26,15 @@ def caveats(found: Findings) -> tuple[str, ...]:
 
 def items_that_settle(found: Findings) -> int | None:
     """Items per cell that would settle the cheapest rung in doubt; None when not known."""
-    needed = [reason.items_needed for rung in found.outcome.doubts[:1] for reason in rung.undecided]
+    needed = [_in_each_cell(found, reason) for rung in found.outcome.doubts[:1] for reason in rung.undecided]
     known = [count for count in needed if count is not None]
     return max(known) if known and len(known) == len(needed) else None
 
 
 def next_step(found: Findings) -> str:
     """One sentence."""
+    if found.broken:
+        return "Mend BF16 first: try the model by hand on this text, then start a new case folder."
     if found.outcome.doubts:
         return f"{_how_to_settle(found)} {_meanwhile(found)}"
     if found.excluded:
@@ -48,6 +51,11 @@ def _how_to_settle(found: Findings) -> str:
     study, undecided = found.plan.study, found.outcome.doubts[0].undecided
     if any(reason.clause == "latency" for reason in undecided):
         return f"Raise latency_repeats (now {study.latency_repeats}) in study.toml and run again in a new case folder."
+    if any(reason.noise is not None and abs(reason.value or 0.0) <= reason.noise for reason in undecided):
+        return (
+            "A drift lies inside the noise of BF16 repeated, and no number of items tells it from a margin below that: "
+            "start a new case folder with a wider margin."
+        )
     if items_that_settle(found) is None:
         if any(reason.items < 2 for reason in undecided):
             return "Measure at least two items in every cell: one item has no interval."
@@ -58,7 +66,7 @@ def _how_to_settle(found: Findings) -> str:
     settings = [
         f"{name} = {count} (now {now})"
         for name, count, now in (
-            ("items_per_bucket", _most(r for r in undecided if r.clause != "needle"), study.items_per_bucket),
+            ("items_per_bucket", _most(found, (r for r in undecided if r.clause != "needle")), study.items_per_bucket),
             ("needles_per_depth", _per_depth(found, undecided), study.needles_per_depth),
         )
         if count > now
@@ -66,12 +74,19 @@ def _how_to_settle(found: Findings) -> str:
     return f"Set {' and '.join(settings)} in study.toml and run again in a new case folder."
 
 
-def _most(reasons: Iterator[Reason]) -> int:
-    return max((reason.items_needed or 0 for reason in reasons), default=0)
+def _in_each_cell(found: Findings, reason: Reason) -> int | None:
+    """Items that settle it, in each bucket: those of all buckets together are shared among them."""
+    if reason.items_needed is None or reason.cell != "all":
+        return reason.items_needed
+    return math.ceil(reason.items_needed / len(found.plan.study.buckets))
+
+
+def _most(found: Findings, reasons: Iterable[Reason]) -> int:
+    return max((_in_each_cell(found, reason) or 0 for reason in reasons), default=0)
 
 
 def _per_depth(found: Findings, undecided: tuple[Reason, ...]) -> int:
-    needles = _most(reason for reason in undecided if reason.clause == "needle")
+    needles = _most(found, (reason for reason in undecided if reason.clause == "needle"))
     return math.ceil(needles / max(len(found.plan.study.needle_depths), 1))
 
 
@@ -85,12 +100,14 @@ def _meanwhile(found: Findings) -> str:
 
 
 def _of_the_baseline(found: Findings) -> Iterator[str]:
-    nll = found.trials.paired("nll", BASELINE, None, NLL.keeps(None)).values
-    if nll and math.fsum(nll) / len(nll) > _ABSURD_NLL:
-        yield (
-            f"BF16 itself makes no sense of this text ({format_nats(math.fsum(nll) / len(nll))} nats per token): "
-            "check the model and its tokenizer before believing anything here."
-        )
+    for reason in found.broken:
+        if reason.cell != "all":
+            yield (
+                f"BF16 itself makes no sense of this text ({reason.text}): check the model and its tokenizer before "
+                "believing anything here."
+            )
+        else:
+            yield f"BF16 itself does not retrieve ({reason.text}): needles tell little of FP8 here."
     hits = found.trials.drift(NEEDLE_HIT, BASELINE).values
     if hits and not any(hits):
         yield f"BF16 finds none of the {len(hits)} needles: only the answers' likelihood compares retrieval here."
@@ -145,6 +162,9 @@ def _of_the_engine(found: Findings) -> Iterator[str]:
             f"Latencies are of the {ran.engine} engine on {ran.device}: they say nothing about the speed of "
             f"{plan.study.backend}'s kernels{where}."
         )
+    timed, decoded = longest_timed(found.trials, BASELINE), traffic(plan.study).longest
+    if 0 < _DRAWN_OUT * timed < decoded:
+        yield f"Times over the traffic are drawn out from {timed:,} tokens, the longest timed, to {decoded:,.0f}."
     longest = max(plan.study.buckets)
     if longest < plan.max_model_len:
         yield f"Contexts reach {longest:,} of the model's {plan.max_model_len:,} tokens; drift may grow beyond them."

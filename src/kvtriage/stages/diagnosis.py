@@ -9,9 +9,11 @@ from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.case import Reason
 from kvtriage.records.pairing import BASELINE, KL, NEEDLE_HIT
 from kvtriage.records.study import BACKENDS
-from kvtriage.stages.clauses import MET, UNMET, itl_line, mean_drift
+from kvtriage.stages.clauses import mean_drift
 from kvtriage.stages.findings import Findings, OffRange, heads_off_range
 from kvtriage.stages.ladder import BARS, Rung
+from kvtriage.stages.reading import MET, UNMET
+from kvtriage.stages.timing import compare_times
 from kvtriage.stages.wording import (
     format_interval,
     format_nats,
@@ -21,7 +23,7 @@ from kvtriage.stages.wording import (
     name_layers,
     name_scales,
 )
-from kvtriage.stats import BreakEven, break_even, paired_interval, ratio_at
+from kvtriage.stats import paired_interval
 from kvtriage.units import format_bytes, format_tokens
 
 __all__ = ["headline", "sentences"]
@@ -31,6 +33,8 @@ _SCALES = {"unit": "scale 1", "per_tensor": "calibrated per-tensor scales", "per
 
 def headline(found: Findings) -> str:
     """One line: what to serve, or that it cannot be told yet."""
+    if found.broken:
+        return "Cannot tell: BF16 itself falls short here, and FP8 is judged by what it changes."
     if found.excluded:
         return f"No choice: {_floor(found)}, and more items will not help."
     if not found.outcome.decided:
@@ -39,6 +43,8 @@ def headline(found: Findings) -> str:
     scaling = found.leaning.scaling
     if scaling == "native":
         return f"Stay with BF16: {_why_native(found)}."
+    if found.preferred:
+        return f"Serve {_name(found, found.leaning)}: {_name(found, found.remedy)} holds too, and is slower."
     skipped = name_layers(found.leaning.arm.skip_layers, found.plan.layers)
     match found.repair:
         case "none":
@@ -80,7 +86,7 @@ def sentences(found: Findings, spec: CacheSpec) -> tuple[str, ...]:
         _credits(found),
         _backend(found),
         _what_to_do(found, spec),
-        _latency(found),
+        compare_times(found),
         _how_sure(found),
     )
     return tuple(sentence for sentence in told if sentence)
@@ -187,11 +193,22 @@ def _credits(found: Findings) -> str:
     steps = [step for step in (_step(found, *axis) for axis in _steps(found)) if step]
     text = f"One axis at a time, in nats per token: {'; '.join(steps)}." if steps else ""
     kinds = [
-        f"{format_nats(drift)} with {arm.label}"
+        f"{format_nats(drift)} with {arm.label}{_harm_of(found, arm.name)}"
         for arm in found.evidence.arms
         if arm.role == "contrast" and (drift := mean_drift(found.trials, arm.name)) is not None
     ]
     return " ".join(filter(None, (text, f"Drift by attention type: {join_words(kinds)}." if kinds else "")))
+
+
+def _harm_of(found: Findings, arm: str) -> str:
+    """' (harm is shown for NLL at 1,024 tokens)': among the cells of all attention types."""
+    level = 1 - found.plan.study.rule.confidence
+    harmed = [
+        name_clause(reason.clause, reason.cell)
+        for reason in found.contrasts
+        if reason.arm == arm and reason.p_harm is not None and reason.p_harm <= level and (reason.value or 0.0) > 0
+    ]
+    return f" (harm is shown for {join_words(harmed)})" if harmed else ""
 
 
 def _steps(found: Findings) -> Iterator[tuple[str, Rung | None, Rung | None]]:
@@ -249,7 +266,11 @@ def _signed(nats: float) -> str:
 def _backend(found: Findings) -> str:
     """Only where the server's attention changed the advice."""
     wanted, backend = found.unbarred.choice, found.plan.study.backend
-    if wanted is None or not any(r.arm is wanted.arm and r.status_of("backend") == UNMET for r in found.rungs):
+    if (
+        found.broken
+        or wanted is None
+        or not any(r.arm is wanted.arm and r.status_of("backend") == UNMET for r in found.rungs)
+    ):
         return ""
     able = join_words([name for name, per_head in BACKENDS.items() if per_head])
     return (
@@ -258,6 +279,8 @@ def _backend(found: Findings) -> str:
 
 
 def _what_to_do(found: Findings, spec: CacheSpec) -> str:
+    if found.broken:
+        return f"Nothing is advised: {join_words([reason.text for reason in found.broken])}."
     if found.excluded:
         return f"This is certain and not thin evidence: {_floor(found)}."
     if not found.outcome.decided:
@@ -318,43 +341,37 @@ def _needles(found: Findings, rung: Rung) -> str:
     return f"; needles {before:.0f}/{asked} → {after:.0f}/{asked_after}" if asked else ""
 
 
-def _latency(found: Findings) -> str:
-    rung, rule = found.leaning, found.plan.study.rule
-    baseline, other = itl_line(found.trials, BASELINE), itl_line(found.trials, rung.arm.name)
-    if rung.scaling == "native" or baseline is None or other is None:
-        return ""
-    context_len = max(found.plan.study.latency_contexts)
-    if min(baseline.at(context_len), other.at(context_len)) <= 0:
-        return ""
-    ratio = ratio_at(baseline, other, context_len, rule.confidence)
-    met = break_even(baseline, other, rule.confidence, longest=found.plan.max_model_len)
-    times = format_interval(ratio.value, ratio.low, ratio.high, lambda value: f"{value:.2f}")
-    weight = "" if rule.latency_weight else "; this rule gives latency no weight"
-    where = f"a decoded token at {context_len:,} tokens"
-    return f"Measured here, {where} takes {times} times BF16's: {_crossing(found, met)}{weight}."
-
-
-def _crossing(found: Findings, met: BreakEven) -> str:
-    """What holds at every length is claimed of the measured ones alone."""
-    if met.kind not in ("always", "never"):
-        return met.in_words()
-    lengths = [trial.context_len for trial in found.trials.generations_of(BASELINE)]
-    span = f"{format_tokens(min(lengths))} to {format_tokens(max(lengths))} tokens"
-    return f"{'faster' if met.kind == 'always' else 'slower'} at every measured length, {span}"
-
-
 # --- how sure ---------------------------------------------------------------------------
 
 
 def _how_sure(found: Findings) -> str:
     rung, rule = found.leaning, found.plan.study.rule
-    counts = [reason.items for reason in (rung.reasons or found.bound) if reason.clause in ("kl", "needle")]
+    counts = [
+        reason.items
+        for reason in (rung.reasons or found.bound)
+        if reason.clause in ("kl", "needle") and reason.cell != "all"
+    ]
     items = f", {min(counts)} to {max(counts)} items a cell" if counts else ""
     floor = found.trials.noise(KL)
     noise = "" if floor is None else f"; BF16 repeated differs from itself by {format_nats(floor)}"
     sure = f"Intervals are {100 * rule.confidence:g} %, paired by item{items}{noise}."
-    change = _what_would_change(found)
-    return f"{sure} {change}" if change else sure
+    return " ".join(filter(None, (sure, _harm(found), _what_would_change(found))))
+
+
+def _harm(found: Findings) -> str:
+    """Harm within the margins is still harm; and where none is shown, how small a one would have been."""
+    if found.leaning.scaling == "native":
+        return ""
+    level, reasons = 1 - found.plan.study.rule.confidence, found.leaning.reasons
+    tested = [reason for reason in reasons if reason.p_harm is not None and reason.clause != "found"]
+    harmed = [r for r in tested if (r.p_harm or 0.0) <= level and (r.value or 0.0) > 0]
+    if harmed:
+        return f"Within the margins harm is shown for {join_words([name_clause(r.clause, r.cell) for r in harmed])}."
+    text = [reason.detectable for reason in tested if reason.clause == "nll" and reason.detectable is not None]
+    if not text:
+        return ""
+    power = f"{100 * found.plan.study.rule.power:g} %"
+    return f"No harm is shown; an increase of NLL by {format_nats(max(text))} would be, {power} of the time."
 
 
 def _what_would_change(found: Findings) -> str:

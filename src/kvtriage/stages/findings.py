@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from kvtriage.fp8.e4m3 import MAX
 from kvtriage.records.case import ArmRecord, Evidence, LayerScalesRecord, Plan, Reason, ScaleRecord, Sensitivities
 from kvtriage.records.pairing import Trials
-from kvtriage.stages.clauses import CANNOT_TELL, MET, QUALITY, UNMET, mean_drift, worst
+from kvtriage.stages.clauses import mean_drift
 from kvtriage.stages.ladder import Outcome, Rung, repair_of
+from kvtriage.stages.quality import QUALITY
+from kvtriage.stages.reading import CANNOT_TELL, MET, UNMET, worst
 
 __all__ = ["Findings", "OffRange", "Reached", "heads_off_range"]
 
@@ -41,16 +43,26 @@ class Findings:
     rungs: tuple[Rung, ...]
     """All candidates, cheapest first, whether allowed or not."""
     native: Rung
+    baseline: tuple[Reason, ...]
+    """Whether BF16 itself is fit to be compared with."""
     bound: tuple[Reason, ...]
     """Quality clauses of the scale-free bound; empty when that arm is missing."""
+    contrasts: tuple[Reason, ...]
+    """Quality clauses of FP8 in one attention type alone, one family over all types."""
     outcome: Outcome
     unbarred: Outcome
     """The outcome on a server that could run every arm."""
     leaning: Rung
     """The choice, or where the evidence leans when there is none."""
     remedy: Rung
-    """What `repair` is read off: `leaning`, or where BF16 is forced what quality and range alone ask for."""
+    """What `repair` is read off: what quality and range alone ask for, whatever else forbids or prefers."""
     checkpoint: str | None
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """All of them: BF16 itself, the candidates cheapest first, the bound, the attention types."""
+        candidates = (reason for rung in self.rungs for reason in rung.reasons)
+        return (*self.baseline, *candidates, *self.bound, *self.contrasts)
 
     @property
     def repair(self) -> str:
@@ -59,7 +71,17 @@ class Findings:
     @property
     def excluded(self) -> bool:
         """Certain, and yet no choice: the capacity floor leaves nothing that holds."""
-        return self.outcome.choice is None and not self.outcome.doubts
+        return self.outcome.choice is None and not self.outcome.doubts and not self.broken
+
+    @property
+    def broken(self) -> tuple[Reason, ...]:
+        """Floors that BF16 itself falls short of: nothing may be measured against it."""
+        return tuple(reason for reason in self.baseline if reason.status == UNMET)
+
+    @property
+    def preferred(self) -> bool:
+        """Whether the choice is larger than another that holds, and taken because it is faster."""
+        return self.outcome.decided and self.leaning.arm is not self.remedy.arm and self.leaning.scaling != "native"
 
     @property
     def context_len(self) -> int:

@@ -10,11 +10,15 @@ BF16 is below them all and always holds.
 The first sound rung is the choice. Where a cheaper rung is in doubt thin evidence would
 decide, so the answer is that it cannot be told. A tolerable rung is taken only when nothing
 is sound and nothing in doubt: better than BF16 for a user whose margins it keeps.
+
+Where the rule weighs latency, a sound rung further down may be faster by more than its bytes
+are worth. It takes the place of the choice when that is certain, and not when it only looks so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -22,9 +26,11 @@ import msgspec
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import Worksheet
 from kvtriage.records.case import ArmRecord, Reason
-from kvtriage.stages.clauses import CANNOT_TELL, MET, QUALITY, UNMET, worst
+from kvtriage.stages.quality import QUALITY
+from kvtriage.stages.reading import CANNOT_TELL, MET, UNMET, worst
+from kvtriage.stats import Ratio
 
-__all__ = ["BARS", "Outcome", "Rung", "choose", "lean", "order", "repair_of"]
+__all__ = ["BARS", "Outcome", "Rung", "choose", "lean", "order", "repair_of", "swiftest"]
 
 BARS = ("backend", "capacity", "latency")
 """Clauses that can forbid an arm whatever it does to the answers."""
@@ -44,6 +50,8 @@ class Rung:
     drift: float | None
     """Mean KL from BF16 over all text, nats per token."""
     reasons: tuple[Reason, ...]
+    range_forbids: bool = True
+    """Whether the rule leaves out what keeps the margins and whose range is wrong."""
 
     @property
     def quality(self) -> str:
@@ -53,7 +61,7 @@ class Rung:
     @property
     def soundness(self) -> str:
         """'met' unless quality is not, or range is shown to be wrong."""
-        return UNMET if self.status_of("range") == UNMET else self.quality
+        return UNMET if self.range_forbids and self.status_of("range") == UNMET else self.quality
 
     @property
     def allowed(self) -> bool:
@@ -105,6 +113,26 @@ def choose(rungs: Iterable[Rung], native: Rung) -> Outcome:
         return Outcome(tolerable[0])
     doubts = tuple(rung for rung in ladder if rung.quality == CANNOT_TELL)
     return Outcome(_if_allowed(native), doubts)
+
+
+def swiftest(
+    chosen: Rung, rungs: Iterable[Rung], slowdown: Callable[[Rung, Rung], Ratio | None], latency_weight: float
+) -> Rung:
+    """`chosen`, or a sound rung that is faster by more than its bytes are worth; of several alike the first.
+
+    `slowdown(before, after)` is the time of a token under `after` over that under `before`, with
+    its interval. A rung is worth its bytes when, at the slow end of the interval, it still saves
+    more than latency_weight × log2 of the capacity that it gives up.
+    """
+    best = chosen
+    for rung in rungs if latency_weight > 0 else ():
+        ratio = slowdown(best, rung)
+        if rung is best or not rung.allowed or rung.soundness != MET or ratio is None or ratio.high is None:
+            continue
+        given_up = math.log2(rung.price.policy_bytes / best.price.policy_bytes)
+        if 1 / ratio.high - 1 > latency_weight * max(given_up, 0.0):
+            best = rung
+    return best
 
 
 def lean(rungs: Iterable[Rung], native: Rung, *, leave_out: tuple[str, ...] = ("capacity",)) -> Rung:

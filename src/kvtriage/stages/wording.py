@@ -8,6 +8,7 @@ from kvtriage.records.case import ArmRecord, LayerGeometry
 
 __all__ = [
     "format_against",
+    "format_chance",
     "format_interval",
     "format_nats",
     "format_share",
@@ -19,7 +20,7 @@ __all__ = [
 ]
 
 _SCALES = {"unit": "scale 1", "per_tensor": "per-tensor scales", "per_head": "per-head scales"}
-_CLAUSES = {"kl": "KL", "nll": "NLL", "top1": "top-1", "needle": "retrieval"}
+_CLAUSES = {"kl": "KL", "nll": "NLL", "top1": "top-1", "needle": "retrieval", "found": "answers found"}
 
 
 def format_nats(value: float) -> str:
@@ -30,6 +31,11 @@ def format_nats(value: float) -> str:
 def format_share(value: float) -> str:
     """0.0573 → '5.7 %'."""
     return f"{100 * value:.1f} %"
+
+
+def format_chance(p: float) -> str:
+    """0.0312 → '0.031'; what is smaller than a thousandth is only said to be."""
+    return "< 0.001" if p < 0.001 else f"{p:.2g}"
 
 
 def format_interval(value: float, low: float | None, high: float | None, form: Callable[[float], str]) -> str:
@@ -81,7 +87,9 @@ def name_arm(arm: ArmRecord, geometry: Sequence[LayerGeometry]) -> str:
 
 
 def name_clause(clause: str, cell: str) -> str:
-    """('nll', 'bucket 1024') → 'NLL at 1,024 tokens'; ('range', 'all') → 'range'."""
+    """('nll', 'bucket 1024') → 'NLL at 1,024 tokens'; ('kl', 'all') → 'KL over all lengths'; else the clause alone."""
     tokens = cell.rpartition(" ")[2]
     where = f" at {int(tokens):,} tokens" if tokens.isdecimal() else ""
+    if cell == "all" and clause in ("kl", "nll", "top1", "needle"):
+        where = " over all lengths"
     return f"{_CLAUSES.get(clause, clause)}{where}"

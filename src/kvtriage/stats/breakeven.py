@@ -91,8 +91,10 @@ class _Gap:
         return (0.0, 0.0) if larger == 0 else tuple(sorted((larger / self.p, self.r / larger)))
 
 
-def break_even(line_a: Line, line_b: Line, confidence: float, longest: float = math.inf) -> BreakEven:
-    """Where `line_b` (the candidate) meets `line_a` (the baseline), between 0 and `longest` tokens.
+def break_even(
+    line_a: Line, line_b: Line, confidence: float, longest: float = math.inf, shortest: float = 0.0
+) -> BreakEven:
+    """Where `line_b` (the candidate) meets `line_a` (the baseline), between `shortest` and `longest` tokens.
 
     The lines come from different runs: their errors are independent, and the smaller number
     of degrees of freedom is used, which errs to the wide side.
@@ -114,7 +116,7 @@ def break_even(line_a: Line, line_b: Line, confidence: float, longest: float = m
         slope * intercept - t2 * variances[1],
         intercept**2 - t2 * variances[2],
     )
-    match gap.sign_at(0.0), gap.sign_at(longest):
+    match gap.sign_at(shortest), gap.sign_at(longest):
         case (_, 0):
             return BreakEven("cannot_tell")
         case (-1, -1):
@@ -122,10 +124,10 @@ def break_even(line_a: Line, line_b: Line, confidence: float, longest: float = m
         case (1, 1):
             return BreakEven("never")
         case (start, end):
-            edges = [min(max(edge, 0.0), longest) for edge in gap.edges()]
+            edges = [min(max(edge, shortest), longest) for edge in gap.edges()]
             if not edges:
                 return BreakEven("cannot_tell")
-            low = 0.0 if start == 0 else edges[0]
+            low = shortest if start == 0 else edges[0]
             high = edges[0] if gap.p < 0 else edges[-1]
             value = min(max(-intercept / slope, low), high) if slope else low
             return BreakEven("at", value, low, high, faster_beyond=end < 0)

@@ -5,8 +5,10 @@ scores. What is left is a one-sample problem: the mean of the differences and St
 
 Student's interval takes the spread from the readings, and a few equal readings have none to
 give: two items on which a count came out the same do not make it certain. So fewer than
-`FEWEST_EQUAL` equal readings have no interval. A share of yes and no, a needle found or not,
-has its spread from the share itself and gets Wilson's interval.
+`FEWEST_EQUAL` equal readings have no interval. From eight readings on the interval is widened
+to wherever the studentised bootstrap reaches beyond it (`resampling`), which it does where the
+readings lean to one side. A share of yes and no, a needle found or not, has its spread from the
+share itself and gets Wilson's interval.
 """
 
 from __future__ import annotations
@@ -15,15 +17,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from scipy.special import stdtrit  # type: ignore[import-untyped]
 
-__all__ = ["FEWEST_EQUAL", "MOST_ITEMS", "Interval", "items_needed", "paired_interval", "share_interval", "t_quantile"]
+from kvtriage.stats.resampling import studentised_ends
+
+__all__ = ["FEWEST_EQUAL", "Interval", "paired_interval", "share_interval", "t_quantile"]
 
 FEWEST_EQUAL = 4
 """So many equal readings say that the spread is small; fewer leave it unknown."""
-
-MOST_ITEMS = 100_000
-"""Beyond this many items the mean sits on the threshold, and no honest count can be given."""
 
 _ROUNDING = 1e-12
 """Readings that differ by less than this share of themselves are equal."""
@@ -62,10 +64,11 @@ def t_quantile(dof: float, confidence: float) -> float:
 
 
 def paired_interval(differences: Sequence[float], confidence: float) -> Interval:
-    """Mean and Student interval of per-item differences [n].
+    """Mean and interval of per-item differences [n]: Student's, checked by the studentised bootstrap.
 
-    The sums are exact (`math.fsum`), so the order of the items does not matter. One item has
-    no interval, and neither have fewer than `FEWEST_EQUAL` that are equal.
+    The sums are exact (`math.fsum`) and the draws are made from the sorted differences, so the
+    order of the items does not matter. One item has no interval, and neither have fewer than
+    `FEWEST_EQUAL` that are equal.
     Raises ValueError when there are none, or when one of them is not finite.
     """
     n = len(differences)
@@ -80,7 +83,8 @@ def paired_interval(differences: Sequence[float], confidence: float) -> Interval
     if n < FEWEST_EQUAL and max(differences) - min(differences) <= _ROUNDING * max(map(abs, differences)):
         return Interval(mean, -math.inf, math.inf, n, sd, confidence)
     half = t_quantile(n - 1, confidence) * sd / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half, n, sd, confidence)
+    checked = studentised_ends(np.sort(np.asarray(differences, np.float64)), confidence) or (mean, mean)
+    return Interval(mean, min(mean - half, checked[0]), max(mean + half, checked[1]), n, sd, confidence)
 
 
 def share_interval(hits: int, n: int, confidence: float) -> Interval:
@@ -96,28 +100,3 @@ def share_interval(hits: int, n: int, confidence: float) -> Interval:
     half = math.sqrt(z2 * (share * (1 - share) / n + z2 / (4 * n * n))) / (1 + z2 / n)
     sd = math.sqrt(share * (1 - share) * n / (n - 1)) if n > 1 else math.nan
     return Interval(share, max(centre - half, 0.0), min(centre + half, 1.0), n, sd, confidence)
-
-
-def items_needed(interval: Interval, threshold: float) -> int | None:
-    """Fewest items whose half-width would fall below |threshold − mean|, all else equal.
-
-    At least `FEWEST_EQUAL` where all that are there are equal. None when it cannot be known:
-    one item only, a mean on the threshold, or more than `MOST_ITEMS`.
-    """
-    gap = abs(threshold - interval.mean)
-    if math.isnan(interval.sd) or gap == 0:
-        return None
-
-    def settles(n: int) -> bool:
-        return t_quantile(n - 1, interval.confidence) * interval.sd / math.sqrt(n) < gap
-
-    if not settles(MOST_ITEMS):
-        return None
-    unsettled, settled = 1, MOST_ITEMS
-    while settled - unsettled > 1:
-        middle = (unsettled + settled) // 2
-        if settles(middle):
-            settled = middle
-        else:
-            unsettled = middle
-    return settled if interval.bounded else max(settled, FEWEST_EQUAL)

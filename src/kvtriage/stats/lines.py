@@ -4,7 +4,8 @@
     TTFT = a · n² + b · n + c           prefill attends from every token to all before it
 
 Both are least squares with the coefficients' covariance, so that whatever follows from them
-(a break-even, a slow-down) can carry its own error.
+(a band, a break-even, an expectation) can carry its own error. Generations that something else
+disturbed are set aside first (`outliers`) and counted.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtriage.stats.intervals import t_quantile
+from kvtriage.stats.outliers import keep_undisturbed
 
-__all__ = ["Line", "Parabola", "Ratio", "fit_generations", "fit_itl", "fit_ttft", "ratio_at"]
+__all__ = ["Line", "Parabola", "Ratio", "fit_generations", "fit_itl", "fit_ttft"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Line:
     covariance: float
     dof: float
     """Points minus two; infinite for a line that is known and not fitted."""
+    set_aside: int = 0
+    """Points that lay too far off to be of the same machine at rest."""
 
     @classmethod
     def known(cls, slope: float, intercept: float) -> Line:
@@ -46,6 +50,10 @@ class Line:
     def variance_at(self, context_len: float) -> float:
         """Variance of `at`, seconds²."""
         return self.slope_variance * context_len**2 + 2 * self.covariance * context_len + self.intercept_variance
+
+    def band_at(self, context_len: float, confidence: float) -> tuple[float, float] | None:
+        """Low and high end of the line itself at one length, seconds; None where nothing is left to judge it by."""
+        return _band(self.at(context_len), self.variance_at(context_len), self.dof, confidence)
 
     @property
     def slope_se(self) -> float:
@@ -65,15 +73,29 @@ class Parabola:
     c: float
     covariance: tuple[tuple[float, float, float], ...]
     dof: float
+    set_aside: int = 0
 
     def at(self, context_len: float) -> float:
         """Seconds at this context length."""
         return (self.a * context_len + self.b) * context_len + self.c
 
+    def variance_of(self, moments: tuple[float, float, float]) -> float:
+        """Variance of a · moments[0] + b · moments[1] + c · moments[2], seconds²."""
+        return sum(
+            left * right * value
+            for left, row in zip(moments, self.covariance, strict=True)
+            for right, value in zip(moments, row, strict=True)
+        )
+
+    def band_at(self, context_len: float, confidence: float) -> tuple[float, float] | None:
+        """Low and high end of the curve itself at one length, seconds; None where nothing is left to judge it by."""
+        variance = self.variance_of((context_len**2, context_len, 1.0))
+        return _band(self.at(context_len), variance, self.dof, confidence)
+
 
 @dataclass(frozen=True)
 class Ratio:
-    """One line over another at one context length; the interval is None when unbounded."""
+    """One time over another; the interval is None when unbounded."""
 
     value: float
     low: float | None
@@ -86,8 +108,8 @@ def fit_itl(context_len: Sequence[float], itl_s: Sequence[float]) -> Line:
     With two points the line is exact and its errors are infinite: nothing is left to judge
     them by. Raises ValueError for fewer than two different context lengths.
     """
-    (slope, intercept), covariance, dof = _least_squares(context_len, itl_s, degree=1)
-    return Line(slope, intercept, float(covariance[0, 0]), float(covariance[1, 1]), float(covariance[0, 1]), dof)
+    (slope, intercept), covariance, dof, aside = _least_squares(context_len, itl_s, degree=1)
+    return Line(slope, intercept, float(covariance[0, 0]), float(covariance[1, 1]), float(covariance[0, 1]), dof, aside)
 
 
 def fit_generations(generations: Iterable[tuple[int, Sequence[float]]]) -> Line | None:
@@ -107,33 +129,22 @@ def fit_ttft(context_len: Sequence[float], ttft_s: Sequence[float]) -> Parabola:
 
     Raises ValueError for fewer than three different context lengths.
     """
-    (a, b, c), covariance, dof = _least_squares(context_len, ttft_s, degree=2)
+    (a, b, c), covariance, dof, aside = _least_squares(context_len, ttft_s, degree=2)
     rows = tuple((float(row[0]), float(row[1]), float(row[2])) for row in covariance)
-    return Parabola(a, b, c, rows, dof)
+    return Parabola(a, b, c, rows, dof, aside)
 
 
-def ratio_at(baseline: Line, other: Line, context_len: float, confidence: float) -> Ratio:
-    """other / baseline at one context length, with a delta-method interval on the logarithm.
-
-    The two lines come from different runs, so their errors are independent; the smaller
-    number of degrees of freedom is used, which errs to the wide side.
-    Raises ValueError where either line is not positive.
-    """
-    below, above = baseline.at(context_len), other.at(context_len)
-    if below <= 0 or above <= 0:
-        raise ValueError(f"a line is not positive at {context_len:g} tokens")
-    value = above / below
-    variance = other.variance_at(context_len) / above**2 + baseline.variance_at(context_len) / below**2
+def _band(value: float, variance: float, dof: float, confidence: float) -> tuple[float, float] | None:
     if not math.isfinite(variance):
-        return Ratio(value, None, None)
-    half = t_quantile(min(baseline.dof, other.dof), confidence) * math.sqrt(variance)
-    return Ratio(value, value * math.exp(-half), value * math.exp(half))
+        return None
+    half = t_quantile(dof, confidence) * math.sqrt(max(variance, 0.0))
+    return value - half, value + half
 
 
 def _least_squares(
     x: Sequence[float], y: Sequence[float], degree: int
-) -> tuple[tuple[float, ...], npt.NDArray[np.float64], float]:
-    """Coefficients, highest power first, their covariance, and the degrees of freedom left.
+) -> tuple[tuple[float, ...], npt.NDArray[np.float64], float, int]:
+    """Coefficients, highest power first, their covariance, the degrees of freedom left, and points set aside.
 
     Lengths are divided by the largest one while solving: 125,000² beside 1 would cost digits.
     """
@@ -147,12 +158,14 @@ def _least_squares(
     unit = np.abs(lengths).max()
     powers = unit ** -np.arange(degree, -1, -1, dtype=np.float64)
     design = np.vander(lengths / unit, degree + 1)
+    kept = keep_undisturbed(design, times)
+    design, times = design[kept], times[kept]
     inverse = np.linalg.pinv(design)
     solved = inverse @ times
-    dof = len(x) - degree - 1
+    dof = len(times) - degree - 1
     if dof == 0:
         covariance = np.full((degree + 1, degree + 1), np.inf)
     else:
         residual = times - design @ solved
         covariance = (inverse @ inverse.T) * (residual @ residual) / dof * np.outer(powers, powers)
-    return tuple(float(value) for value in solved * powers), covariance, float(dof)
+    return tuple(float(value) for value in solved * powers), covariance, float(dof), int((~kept).sum())

@@ -59,3 +59,22 @@ def test_a_wrong_flag_is_refused(capsys: pytest.CaptureFixture[str], flag: str, 
     assert error.startswith("error: ")
     assert named in error
     assert hint == "hint: 'kvtriage run --help' shows how to call it"
+
+
+def test_a_rule_table_may_begin_from_a_shipped_rule(tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text('[rule]\nname = "fanout"\nkl_margin = 0.02\n')
+    rule = load_study(file, {}, quick=False).rule
+    assert (rule.name, rule.kl_margin, rule.correction, rule.range_forbids) == ("fanout", 0.02, "none", False)
+    file.write_text('[rule]\nname = "lenient"\n')
+    with pytest.raises(StudyError, match="no rule 'lenient'"):
+        load_study(file, {}, quick=False)
+
+
+def test_a_rule_is_given_once(tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text("items_per_bucket = 6\n")
+    assert load_study(file, {}, quick=False, rule="fanout").rule.name == "fanout"
+    file.write_text("[rule]\nkl_margin = 0.02\n")
+    with pytest.raises(StudyError, match="--rule gives another"):
+        load_study(file, {}, quick=False, rule="fanout")

@@ -15,6 +15,7 @@ from kvtriage.records.study import (
     Rule,
     Study,
     check_context,
+    read_rule,
     read_study,
     supports_per_head,
     validate_study,
@@ -55,6 +56,7 @@ def test_keys_stand_at_the_top_or_in_a_study_table(header: str) -> None:
         ("batch = true", "batch is of the wrong type: expected `int`, got `bool`", "batch = 4"),
         ("batch = 4.5", "batch is of the wrong type: expected `int`, got `float`", "batch = 4"),
         ("backend = 1", "backend is of the wrong type: expected `str`, got `int`", 'backend = "flash_attn"'),
+        ("[rule]\nrange_forbids = 1", "range_forbids in the [rule] table is of the wrong type", "range_forbids = true"),
         ("[rule]\nconfidence = '95%'", "confidence in the [rule] table is of the wrong type", "confidence = 0.95"),
     ],
 )
@@ -132,6 +134,15 @@ def test_any_table_is_a_study_or_a_study_error(table: dict[str, object]) -> None
         ({"rule": Rule(confidence=95.0)}, "confidence is 95.0"),
         ({"rule": Rule(capacity_floor_ratio=2.5)}, "capacity_floor_ratio is 2.5"),
         ({"rule": Rule(latency_weight=-1.0)}, "latency_weight is -1.0"),
+        ({"rule": Rule(power=1.0)}, "power is 1.0"),
+        ({"rule": Rule(correction="bonferroni")}, "correction 'bonferroni' is not one of holm, none"),
+        ({"rule": Rule(kl_margin=0.004)}, "range_margin 0.005 and kl_margin 0.004 contradict each other"),
+        ({"rule": Rule(baseline_found_floor=1.5)}, "baseline_found_floor is 1.5"),
+        ({"rule": Rule(baseline_found_floor=0.5), "needle_depths": ()}, "needle_depths asks for none"),
+        ({"rule": Rule(latency_weight=0.1), "latency_contexts": (256,)}, "latency_contexts has one length"),
+        ({"rule": Rule(context_weights=(1.0,))}, "context_weights [1.0] do not fit the 2 buckets"),
+        ({"rule": Rule(context_weights=(0.0, 0.0))}, "context_weights [0.0, 0.0] do not fit"),
+        ({"rule": Rule(output_tokens=2_000_000)}, "output_tokens is 2,000,000"),
     ],
 )
 def test_contradictory_values_are_refused_by_name(changes: dict[str, Any], named: str) -> None:
@@ -149,6 +160,7 @@ def test_contradictory_values_are_refused_by_name(changes: dict[str, Any], named
         {"score_tokens": 128},
         {"items_per_bucket": 10_000, "needles_per_depth": 1_000, "batch": 1_024, "decode_tokens": 65_536},
         {"rule": Rule(latency_weight=0.0, capacity_floor_ratio=2.0)},
+        {"rule": Rule(context_weights=(0.0, 3.0), baseline_found_floor=1.0, range_forbids=False)},
     ],
 )
 def test_the_ends_of_a_range_are_valid(changes: dict[str, Any]) -> None:
@@ -160,7 +172,7 @@ def test_every_number_of_the_study_has_a_least_value() -> None:
         for key, value in msgspec.structs.asdict(part).items():
             if not isinstance(value, int | float | tuple):
                 continue
-            bad = tuple(-1 for _ in value) if isinstance(value, tuple) else -1
+            bad = tuple(-1 for _ in value or (0,)) if isinstance(value, tuple) else -1
             changed: Any = msgspec.structs.replace(part, **{key: bad})
             study = changed if isinstance(changed, Study) else Study(rule=changed)
             with pytest.raises(StudyError, match=f"{key} is -1"):
@@ -196,3 +208,11 @@ def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(StudyError) as caught:
         supports_per_head("flash_atn")
     assert caught.value.hint == "did you mean 'flash_attn'?"
+
+
+def test_a_rule_begins_from_another() -> None:
+    base = Rule(name="mine", kl_margin=0.01, range_margin=0.001)
+    assert read_study({"rule": {"nll_margin": 0.02}}, base).rule == msgspec.structs.replace(base, nll_margin=0.02)
+    assert read_rule({}, None, "rule.toml") == Rule()
+    with pytest.raises(StudyError, match=r"rule\.toml has an unknown key 'kl'"):
+        read_rule({"kl": 1}, None, "rule.toml")

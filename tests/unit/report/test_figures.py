@@ -19,7 +19,7 @@ from kvtriage.report.figures.base import Absent, Figure
 from kvtriage.report.quality import METRICS, drift_of
 from kvtriage.report.tables import arm_rows, held_bytes, reason_groups
 from kvtriage.report.view import CaseView
-from kvtriage.stages.clauses import quality_clauses
+from kvtriage.stages.quality import quality_clauses
 from kvtriage.units import format_tokens
 from tests.unit.report.cases import Case, gemma_like, large, smollm_like, without_arms
 
@@ -225,6 +225,32 @@ def test_itl_needs_two_lengths_and_ttft_three() -> None:
     assert {row[1] for row in drawn("ttft", replace(case, trials=few)).table.rows} == {"too few lengths"}
 
 
+def test_fits_have_bands_and_the_traffic_its_expectations() -> None:
+    case = timed(smollm_like(), (4e-5, 0.020, 1e-5), (2e-5, 0.022, 1e-5))
+    figure = drawn("itl", case)
+    markup = to_markup(figure.panels[0].narrow)
+    assert markup.count('class="band"') >= len({row[0] for row in figure.table.rows})
+    names = [column.name for column in figure.table.columns]
+    rows = {row[0]: dict(zip(names, row, strict=True)) for row in figure.table.rows}
+    at = sum(case.plan.study.buckets) / len(case.plan.study.buckets) + case.plan.study.rule.output_tokens / 2
+    ratio = (2e-5 * at + 0.022) / (4e-5 * at + 0.020)
+    assert rows["FP8 per-head"]["over the traffic: a token"].startswith(f"{ratio:.2f} (")
+    assert rows["FP8 per-head"]["request"].startswith("0.")
+    assert rows["BF16"]["over the traffic: a token"] == ""
+    assert 'class="band"' in to_markup(drawn("ttft", case).panels[0].narrow)
+
+
+def test_disturbed_generations_are_counted_and_bend_no_line() -> None:
+    case = large()
+    slow = next(t for t in case.trials if isinstance(t, TimingTrial) and (t.arm, t.phase) == ("bf16", "latency"))
+    wild = msgspec.structs.replace(slow, token_s=tuple(10 * step for step in slow.token_s), ttft_s=300.0)
+    disturbed = replace(case, trials=tuple(wild if t is slow else t for t in case.trials))
+    for name in ("itl", "ttft"):
+        calm, now = (next(r for r in drawn(name, c).table.rows if r[0] == "BF16") for c in (case, disturbed))
+        assert int(now[-1]) >= 1
+        assert float(now[3]) == pytest.approx(float(calm[3]), rel=0.1)
+
+
 def test_throughput_counts_the_tokens_of_all_sequences() -> None:
     case = smollm_like()
     timings = [t for t in case.trials if isinstance(t, TimingTrial) and (t.arm, t.phase) == ("bf16", "throughput")]
@@ -292,7 +318,7 @@ def test_report_and_verdict_read_the_same_drift() -> None:
     case = smollm_like()
     view = view_of(case)
     trials = sort_trials(case.evidence.arms, case.trials)
-    reasons = quality_clauses(trials, "fp8_unit", case.plan.study.buckets, case.plan.study.rule)
+    reasons = quality_clauses(trials, ["fp8_unit"], case.plan.study.buckets, case.plan.study.rule)
     arm = next(arm for arm in case.evidence.arms if arm.name == "fp8_unit")
     for clause, metric in zip(("kl", "nll", "top1", "needle"), METRICS, strict=False):
         drift = drift_of(view, metric, arm, 256)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import msgspec
@@ -110,7 +111,9 @@ def test_every_metric_has_a_noise_floor_in_every_cell() -> None:
     )
     for case, expected in ((noisy, True), (Case(), False)):
         told = {
-            r.clause: "inside the noise" in r.text for r in case.decide().reasons if r.arm == "fp8_unit" and r.items
+            r.clause: "inside the noise" in r.text
+            for r in case.decide().reasons
+            if r.arm == "fp8_unit" and r.items and r.clause != "found"
         }
         assert told == dict.fromkeys(("kl", "nll", "top1", "needle", "range"), expected)
 
@@ -124,7 +127,11 @@ def test_contrast_arms_read_as_a_sentence() -> None:
     trials = [msgspec.structs.replace(t, arm="fp8_sliding_only") for t in case.trials() if t.arm == "fp8_unit"]
     evidence = msgspec.structs.replace(case.evidence(), arms=arms)
     verdict = decide(case.plan(), case.scales(), case.sensitivities(), evidence, (*case.trials(), *trials), None, {})
-    assert "Drift by attention type: 0.0098 with FP8 in the sliding layers only." in said(verdict)
+    assert (
+        "Drift by attention type: 0.0098 with FP8 in the sliding layers only (harm is shown for NLL at 256 tokens, "
+        "NLL at 1,024 tokens, NLL over all lengths, retrieval at 256 tokens, retrieval at 1,024 tokens and retrieval "
+        "over all lengths)."
+    ) in said(verdict)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
@@ -169,9 +176,10 @@ def test_the_engine_and_its_limits_are_said() -> None:
 
 
 def test_break_even_is_told_with_its_interval() -> None:
-    itl = {"bf16": (4e-5, 0.010), "fp8_unit": (2e-5, 0.030)}
+    itl = dict.fromkeys(Case().kl, (2e-5, 0.030)) | {"bf16": (4e-5, 0.010)}
     text = said(replace(Case(), itl=itl, rule=Rule(latency_weight=1.0)).decide())
-    assert "times BF16's: faster beyond 1,0" in text or "times BF16's: faster beyond 99" in text
+    assert "and a request of 128 tokens 1.15 (" in text
+    assert re.search(r"\): faster beyond (1,0|99)", text)
     assert "no weight" not in text
 
 
@@ -191,8 +199,9 @@ def test_what_lies_below_is_said_to_lie_below() -> None:
 
 
 def test_clauses_in_words() -> None:
-    cells = (("nll", "bucket 1024"), ("latency", "context 2048"), ("range", "all"))
-    assert [name_clause(*cell) for cell in cells] == ["NLL at 1,024 tokens", "latency at 2,048 tokens", "range"]
+    cells = (("nll", "bucket 1024"), ("kl", "all"), ("latency", "traffic"), ("range", "all"))
+    told = ["NLL at 1,024 tokens", "KL over all lengths", "latency", "range"]
+    assert [name_clause(*cell) for cell in cells] == told
 
 
 def test_scales_that_would_help_a_little_are_called_optional() -> None:

@@ -223,7 +223,7 @@ class Case:
                 drift = kl * (1 + jitter)
                 lost = i < self.unscored.get(arm, 0)
                 metrics = {
-                    "nll": self.nll + 0.3 * i + drift,
+                    "nll": self.nll + 0.3 * (i % 8) + drift,
                     "kl": drift,
                     "top1_changed": self.top1.get(arm, 0.05 if quantised else 0.0),
                 }

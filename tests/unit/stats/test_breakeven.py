@@ -93,6 +93,14 @@ def test_slopes_that_cannot_be_told_apart() -> None:
     assert break_even(fast, slow, 0.95, longest=1000).kind == "never"
 
 
+def test_lengths_that_matter_may_be_certain_where_others_are_not() -> None:
+    """Near 0 the intercepts cannot be told apart; from 500 tokens on the slopes have parted the lines."""
+    slow, fast = (Line(slope, 0.02, 1e-14, 1e-8, 0.0, 20) for slope in (5e-5, 2e-5))
+    assert break_even(slow, fast, 0.95, longest=1000).kind == "at"
+    assert break_even(slow, fast, 0.95, longest=1000, shortest=500).kind == "always"
+    assert break_even(fast, slow, 0.95, longest=1000, shortest=500).kind == "never"
+
+
 def test_an_intercept_gap_inside_its_error_starts_at_zero() -> None:
     a = Line(4e-5, 0.0100, 1e-14, 1e-8, 0.0, 20)
     b = Line(2e-5, 0.0101, 1e-14, 1e-8, 0.0, 20)

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 from kvtriage.report.charts import NARROW, WIDE
 from kvtriage.report.charts.axes import Axis, spread
-from kvtriage.report.charts.svg import canvas, group, line, marker, path, rect, text
+from kvtriage.report.charts.svg import area, canvas, group, line, marker, path, rect, text
 from kvtriage.report.numbers import axis_number
 
 __all__ = ["Guide", "PlaneSpec", "Series", "draw_against_length", "draw_plane"]
@@ -34,6 +34,8 @@ class Series:
     points: tuple[Point, ...] = ()
     spans: tuple[tuple[float, float, float], ...] = ()
     """Vertical strokes (x, low, high): the spread of the raw readings behind a point."""
+    band: tuple[tuple[float, float, float], ...] = ()
+    """(x, low, high): where the curve itself may lie."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def draw_against_length(
 def _axes(series: Sequence[Series], guides: Sequence[Guide], spec: PlaneSpec, x: Axis, y: Axis) -> tuple[Axis, Axis]:
     xs = [place for entry in series for place, _ in (*entry.curve, *entry.points)]
     ys = [place for entry in series for _, place in (*entry.curve, *entry.points)]
-    ys += [end for entry in series for _, low, high in entry.spans for end in (low, high)]
+    ys += [end for entry in series for _, low, high in (*entry.spans, *entry.band) for end in (low, high)]
     ys += [guide.value for guide in guides if not guide.vertical]
     low_x, high_x = min(xs), max(xs)
     if low_x == high_x:
@@ -147,6 +149,10 @@ def _draw_guide(guide: Guide, x: Axis, y: Axis) -> Element:
 
 def _draw_series(entry: Series, x: Axis, y: Axis) -> Element:
     parts = []
+    if entry.band:
+        upper = [(x.at(px), y.at(high)) for px, _, high in entry.band]
+        lower = [(x.at(px), y.at(low)) for px, low, _ in reversed(entry.band)]
+        parts.append(area([*upper, *lower], "band"))
     if len(entry.curve) > 1:
         parts.append(path([(x.at(px), y.at(py)) for px, py in entry.curve], "curve"))
     parts += [line(x.at(px), y.at(low), x.at(px), y.at(high), "span") for px, low, high in entry.spans]

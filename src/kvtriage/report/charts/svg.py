@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, tostring
 
-__all__ = ["canvas", "group", "line", "marker", "node", "path", "rect", "text", "to_markup"]
+__all__ = ["area", "canvas", "group", "line", "marker", "node", "path", "rect", "text", "to_markup"]
 
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 """Characters that XML cannot carry."""
@@ -70,6 +70,11 @@ def path(points: Sequence[tuple[float, float]], class_: str) -> Element:
     return node("polyline", points=steps, class_=class_)
 
 
+def area(points: Sequence[tuple[float, float]], class_: str) -> Element:
+    """A closed, filled outline."""
+    return node("polygon", points=" ".join(f"{_number(x)},{_number(y)}" for x, y in points), class_=class_)
+
+
 def marker(shape: str, x: float, y: float, size: float = 4.5) -> Element:
     """One mark centred on (x, y). Shapes differ so that colour is never the only key."""
     match shape:
@@ -94,7 +99,7 @@ def to_markup(element: Element) -> str:
 
 
 def _polygon(*points: tuple[float, float]) -> Element:
-    return node("polygon", points=" ".join(f"{_number(x)},{_number(y)}" for x, y in points), class_="mark")
+    return area(points, "mark")
 
 
 def _number(value: float) -> str:

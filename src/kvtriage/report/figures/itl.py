@@ -9,7 +9,14 @@ from kvtriage.report.arms import style_of
 from kvtriage.report.charts.lines import Guide, Series, draw_against_length
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
 from kvtriage.report.numbers import percent, rounded
-from kvtriage.report.timings import ArmTimings, break_even_vs_baseline, crossing_words, curve_lengths, latency_of
+from kvtriage.report.timings import (
+    ArmTimings,
+    band_of,
+    crossing_with_baseline,
+    curve_lengths,
+    latency_of,
+    over_traffic,
+)
 from kvtriage.report.view import CaseView
 from kvtriage.stats import Line, t_quantile
 from kvtriage.units import format_tokens
@@ -25,14 +32,17 @@ def draw_itl(view: CaseView) -> Figure | Absent:
     if not timings:
         return Absent(_QUESTION, "No generation was timed.")
     lengths = curve_lengths(timings)
-    series = [_series(entry, lengths) for entry in timings]
+    confidence, study = view.plan.study.rule.confidence, view.plan.study
+    series = [_series(entry, lengths, confidence) for entry in timings]
     guides = _guides(view, timings, lengths[-1])
     return Figure(
         question=_QUESTION,
         answer=_answer(view, timings),
         note="A point is the median step of one generation, the stroke behind it the middle half of its steps. "
-        "Lines are least squares, ITL = slope · length + intercept; the axis does not start at zero. The lines are "
-        "this machine's, not your server's.",
+        f"Lines are least squares, ITL = slope · length + intercept, with their {confidence:.0%} band; generations "
+        "that something else disturbed are set aside and counted. The axis does not start at zero. Over the traffic "
+        f"means prompts of {_listed(study.buckets)} tokens with {study.rule.output_tokens:,} generated, as so many "
+        "times BF16's. The lines are this machine's, not your server's.",
         panels=(
             Panel("", *draw_against_length(series, "Inter-token latency", "ITL, ms", from_zero=False, guides=guides)),
         ),
@@ -45,14 +55,22 @@ def draw_itl(view: CaseView) -> Figure | Absent:
                 "± se",
                 "slope against BF16",
                 "break-even with BF16",
+                "over the traffic: a token",
+                "first token",
+                "request",
                 "generations",
+                "set aside",
             ),
             [_row(view, timings, entry) for entry in timings],
         ),
     )
 
 
-def _series(entry: ArmTimings, lengths: tuple[float, ...]) -> Series:
+def _listed(buckets: tuple[int, ...]) -> str:
+    return ", ".join(map(format_tokens, buckets))
+
+
+def _series(entry: ArmTimings, lengths: tuple[float, ...], confidence: float) -> Series:
     style = style_of(entry.arm)
     curve = () if entry.itl is None else tuple((n, entry.itl.at(n) * 1e3) for n in (lengths[0], lengths[-1]))
     return Series(
@@ -62,6 +80,7 @@ def _series(entry: ArmTimings, lengths: tuple[float, ...]) -> Series:
         curve,
         points=tuple((float(trial.context_len), median(trial.token_s) * 1e3) for trial in entry.trials),
         spans=tuple(_span(trial) for trial in entry.trials),
+        band=() if entry.itl is None else band_of(entry.itl, lengths, confidence, 1e3),
     )
 
 
@@ -77,7 +96,8 @@ def _span(trial: TimingTrial) -> tuple[float, float, float]:
 def _guides(view: CaseView, timings: tuple[ArmTimings, ...], longest: float) -> tuple[Guide, ...]:
     """The chosen arm's break-even, when it lies within the lengths that were timed."""
     for entry in timings:
-        found = break_even_vs_baseline(view, timings, entry) if view.is_chosen(entry.arm) else None
+        crossing = crossing_with_baseline(view, entry.arm) if view.is_chosen(entry.arm) else None
+        found = None if crossing is None else crossing.anywhere
         if found is None or found.value is None or found.certain_from is not None:
             continue
         if found.value <= longest:
@@ -89,9 +109,9 @@ def _guides(view: CaseView, timings: tuple[ArmTimings, ...], longest: float) -> 
 def _row(view: CaseView, timings: tuple[ArmTimings, ...], entry: ArmTimings) -> tuple[str, ...]:
     style, line = style_of(entry.arm), entry.itl
     if line is None:
-        return (style.short, "one length only", "", "", "", "", "", str(len(entry.trials)))
+        return (style.short, "one length only", *[""] * 8, str(len(entry.trials)), "")
     baseline = next((other.itl for other in timings if other.arm.role == "baseline"), None)
-    crossing = break_even_vs_baseline(view, timings, entry)
+    crossing = crossing_with_baseline(view, entry.arm)
     return (
         style.short,
         rounded(line.slope * 1e9),
@@ -99,8 +119,10 @@ def _row(view: CaseView, timings: tuple[ArmTimings, ...], entry: ArmTimings) -> 
         rounded(line.intercept * 1e3),
         rounded(line.intercept_se * 1e3),
         _slope_share(line, baseline, view.plan.study.rule.confidence) if entry.arm.role != "baseline" else "",
-        "" if crossing is None else crossing_words(crossing, timings),
+        "" if crossing is None else crossing.in_words(),
+        *over_traffic(view, entry.arm),
         str(len(entry.trials)),
+        str(line.set_aside),
     )
 
 
@@ -118,11 +140,9 @@ def _answer(view: CaseView, timings: tuple[ArmTimings, ...]) -> str:
     if entry is None:
         return "Only BF16 was timed."
     short = style_of(entry.arm).short
-    found = break_even_vs_baseline(view, timings, entry)
+    found = crossing_with_baseline(view, entry.arm)
     if found is None:
         return f"{short} was not timed at enough lengths for a line."
-    match found.kind:
-        case "always" | "never" | "at":
-            return f"On this machine {short} decodes {crossing_words(found, timings)}."
-        case _:
-            return f"Can't tell: the lines of {short} and BF16 lie too close for their errors on this machine."
+    if "cannot_tell" == found.anywhere.kind == found.measured.kind:
+        return f"Can't tell: the lines of {short} and BF16 lie too close for their errors on this machine."
+    return f"On this machine {short} decodes {found.in_words()}."

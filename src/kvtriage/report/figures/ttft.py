@@ -6,7 +6,7 @@ from kvtriage.report.arms import style_of
 from kvtriage.report.charts.lines import Series, draw_against_length
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
 from kvtriage.report.numbers import percent, rounded
-from kvtriage.report.timings import ArmTimings, curve_lengths, latency_of
+from kvtriage.report.timings import ArmTimings, band_of, curve_lengths, latency_of
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_seconds, format_tokens
 
@@ -21,34 +21,37 @@ def draw_ttft(view: CaseView) -> Figure | Absent:
     if not timings:
         return Absent(_QUESTION, "No generation was timed.")
     lengths = curve_lengths(timings)
-    series = [_series(entry, lengths) for entry in timings]
+    confidence = view.plan.study.rule.confidence
+    series = [_series(entry, lengths, confidence) for entry in timings]
     return Figure(
         question=_QUESTION,
         answer=_answer(view, timings),
-        note="Every generation is a point; the curve is least squares, TTFT = a · length² + b · length + c. "
-        "It too belongs to this machine.",
+        note="Every generation is a point; the curve is least squares, TTFT = a · length² + b · length + c, with its "
+        f"{confidence:.0%} band; disturbed generations are set aside. It too belongs to this machine.",
         panels=(Panel("", *draw_against_length(series, "Time to first token", "TTFT, s", from_zero=True)),),
         table=Table.of(
-            ("arm", "a, ns per token²", "b, µs per token", "c, ms", "fastest and slowest generation"),
+            ("arm", "a, ns per token²", "b, µs per token", "c, ms", "fastest and slowest generation", "set aside"),
             [_row(entry) for entry in timings],
         ),
     )
 
 
-def _series(entry: ArmTimings, lengths: tuple[float, ...]) -> Series:
+def _series(entry: ArmTimings, lengths: tuple[float, ...], confidence: float) -> Series:
     style = style_of(entry.arm)
     curve = () if entry.ttft is None else tuple((n, entry.ttft.at(n)) for n in lengths)
     points = tuple((float(trial.context_len), trial.ttft_s) for trial in entry.trials)
-    return Series(style.short, style.css, style.shape, curve, points)
+    band = () if entry.ttft is None else band_of(entry.ttft, lengths, confidence)
+    return Series(style.short, style.css, style.shape, curve, points, band=band)
 
 
 def _row(entry: ArmTimings) -> tuple[str, ...]:
     times = [trial.ttft_s for trial in entry.trials]
     span = f"{format_seconds(min(times))} to {format_seconds(max(times))}"
     if entry.ttft is None:
-        return (style_of(entry.arm).short, "too few lengths", "", "", span)
+        return (style_of(entry.arm).short, "too few lengths", "", "", span, "")
     fit = entry.ttft
-    return (style_of(entry.arm).short, rounded(fit.a * 1e9), rounded(fit.b * 1e6), rounded(fit.c * 1e3), span)
+    aside = str(fit.set_aside)
+    return (style_of(entry.arm).short, rounded(fit.a * 1e9), rounded(fit.b * 1e6), rounded(fit.c * 1e3), span, aside)
 
 
 def _answer(view: CaseView, timings: tuple[ArmTimings, ...]) -> str:
