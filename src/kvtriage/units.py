@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["GIB", "KIB", "MIB", "format_bytes", "format_bytes_alike", "format_seconds", "format_tokens", "parse_bytes"]
+__all__ = ["GIB", "KIB", "MIB", "format_bytes", "format_bytes_alike", "format_change", "format_seconds", "format_tokens", "parse_bytes"]
 
 KIB = 1024
 MIB = 1024**2
@@ -48,6 +48,12 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s"
+
+
+def format_change(ratio: float) -> str:
+    """1.331 → '+33.1%', and '0.0%' where it rounds to nothing."""
+    share = round(ratio - 1, 3)
+    return f"{share:+.1%}" if share else "0.0%"
 
 
 def format_tokens(count: float) -> str:

@@ -207,6 +207,7 @@ def _compare(model: str, asked: Asked, path: Path, form: str, *, says_policy: bo
         policy=question.policy if says_policy else None,
         available_bytes=None if question.memory is None else question.memory.available_bytes,
         auto=question.declared.cache_dtype,
+        model=against.asked_model(model, config, question.native_dtype),
     )
     assumed = question.spec.assumed
     match form:
