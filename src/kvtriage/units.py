@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
-__all__ = ["GIB", "KIB", "MIB", "format_bytes", "format_bytes_alike", "format_seconds", "format_tokens", "parse_bytes"]
+__all__ = [
+    "GIB",
+    "KIB",
+    "MIB",
+    "format_bytes",
+    "format_bytes_alike",
+    "format_change",
+    "format_rough",
+    "format_seconds",
+    "format_tokens",
+    "parse_bytes",
+    "parse_short_number",
+]
 
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
 
 _SUFFIXES = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_DECIMAL: Mapping[str, int] = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY: Mapping[str, int] = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def format_bytes(count: float) -> str:
@@ -50,19 +65,52 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes} min {rest} s"
 
 
+def format_change(ratio: float) -> str:
+    """1.331 → '+33.1%', and '0.0%' where it rounds to nothing."""
+    share = round(ratio - 1, 3)
+    return f"{share:+.1%}" if share else "0.0%"
+
+
 def format_tokens(count: float) -> str:
     """929341 → '929,341'."""
     return f"{count:,.0f}"
 
 
+def format_rough(value: float) -> str:
+    """Two significant digits: 2427540 → '2,400,000', 74.08 → '74', 1.42 → '1.4'."""
+    rounded = float(f"{value:.1e}")
+    return f"{rounded:,.1f}" if abs(rounded) < 10 else f"{rounded:,.0f}"
+
+
+def parse_short_number(text: str) -> int:
+    """'32768', and as vLLM reads it (human_readable_int) '32k' → 32000, '32K' → 32768, '25.6k' → 25600.
+
+    Raises ValueError on anything else, and on a part of a binary unit.
+    """
+    found = re.fullmatch(r"([0-9]{1,19})(\.[0-9]{1,9})?([kKmMgGtT])?", text, re.ASCII)
+    if found is None:
+        raise ValueError(f"{text!a} is not a number")
+    whole, part, unit = found.groups()
+    if unit in _DECIMAL:
+        return int(float(whole + (part or "")) * _DECIMAL[unit])
+    if part is not None:
+        raise ValueError(f"{text!a} is not whole")
+    return int(whole) * (1 if unit is None else _BINARY[unit])
+
+
 def parse_bytes(text: str) -> int:
-    """'16GiB' → 17179869184. Raises ValueError on anything else than NUMBER[UNIT]."""
+    """'16GiB' → 17179869184, and '16G' as vLLM reads it. Raises ValueError on anything else than NUMBER[UNIT]."""
+    if re.fullmatch(r"[0-9.]+[kKmMgGtT]", text.strip(), re.ASCII):
+        return _checked_bytes(text, parse_short_number(text.strip()))
     cleaned = text.strip().lower()
     digits = cleaned.rstrip("abcdefghijklmnopqrstuvwxyz ")
     suffix = cleaned[len(digits) :].strip()
     if suffix not in _SUFFIXES:
         raise ValueError(f"{text!r} has an unknown unit")
-    count = float(digits) * _SUFFIXES[suffix]
+    return _checked_bytes(text, float(digits) * _SUFFIXES[suffix])
+
+
+def _checked_bytes(text: str, count: float) -> int:
     if not 1 <= count < 2**63:
         raise ValueError(f"{text!r} is not a positive number of bytes")
     return int(count)

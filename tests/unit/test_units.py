@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from kvtriage.units import GIB, MIB, format_bytes_alike
+import pytest
+
+from kvtriage.units import GIB, MIB, format_bytes_alike, format_rough, parse_short_number
 
 
 def test_amounts_to_be_compared_share_a_unit() -> None:
@@ -12,3 +14,24 @@ def test_what_is_nothing_chooses_no_unit() -> None:
     assert format_bytes_alike((0, 40 * GIB)) == ("0.0 GiB", "40.0 GiB")
     assert format_bytes_alike((0, 9)) == ("0 B", "9 B")
     assert format_bytes_alike(()) == ()
+
+
+def test_a_rough_figure_has_two_digits() -> None:
+    assert [format_rough(value) for value in (2_427_540, 74.08, 1.42, 9.96, 0)] == [
+        "2,400,000",
+        "74",
+        "1.4",
+        "10",
+        "0.0",
+    ]
+
+
+@pytest.mark.parametrize(("text", "count"), [("7", 7), ("32k", 32_000), ("32K", 32_768), ("1.5m", 1_500_000)])
+def test_numbers_as_the_engine_reads_them(text: str, count: int) -> None:
+    assert parse_short_number(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "1.5K", "1.5", "k", "1e3", "-1", "1 k", "9" * 30])
+def test_what_is_no_number(text: str) -> None:
+    with pytest.raises(ValueError, match="is not"):
+        parse_short_number(text)

@@ -36,11 +36,13 @@ class IgnoredWord:
 
 @dataclass(frozen=True)
 class SkipReading:
-    """`layers` keep the model's dtype, ascending. `said` is what else the words do."""
+    """`layers` keep the model's dtype, ascending. `said` is what else the words do, and of that `torn` names the
+    layers that share a cache and are named apart."""
 
     layers: tuple[int, ...]
     ignored: tuple[IgnoredWord, ...]
     said: tuple[str, ...]
+    torn: tuple[str, ...] = ()
 
 
 def read_skip_words(words: Sequence[str], spec: CacheSpec) -> SkipReading:
@@ -60,8 +62,8 @@ def read_skip_words(words: Sequence[str], spec: CacheSpec) -> SkipReading:
             said.append(f"{word} is a layer of the checkpoint's drafter, which has a cache only where it is used")
     if words and not layers:
         said.append("no layer is skipped, yet any list at all lengthens the block until it holds a page of BF16")
-    said.extend(_torn_shares(spec, frozenset(words)))
-    return SkipReading(tuple(sorted(layers)), tuple(ignored), tuple(said))
+    torn = tuple(_torn_shares(spec, frozenset(words)))
+    return SkipReading(tuple(sorted(layers)), tuple(ignored), (*said, *torn), torn)
 
 
 def _why_ignored(word: str, spec: CacheSpec) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,14 +14,23 @@ from kvtriage.cli.plan.paragraphs import bullet, hanging, wrap
 from kvtriage.cli.terminal import one_line
 from kvtriage.errors import DataError
 from kvtriage.kvcache.observed.comparison import Comparison, Figure, Outcome
+from kvtriage.kvcache.observed.identity import AskedModel
 from kvtriage.kvcache.observed.reading import METRICS, Observed, read_observed
 from kvtriage.kvcache.observed.settings import Origin, Setting
 
-__all__ = ["EXIT_CODES", "load_observed", "render_comparison", "render_comparison_json", "render_comparison_markdown"]
+__all__ = [
+    "EXIT_CODES",
+    "asked_model",
+    "load_observed",
+    "render_comparison",
+    "render_comparison_json",
+    "render_comparison_markdown",
+]
 
 LINE_LIMIT_BYTES = 2**16
 ENDLESS_BYTES = 2**30
 EXIT_CODES: Mapping[Outcome, int] = {Outcome.AGREES: 0, Outcome.DIFFERS: 1, Outcome.UNKNOWN: 3}
+VALUE_WIDTH = 14
 ORIGINS: Mapping[Origin, str] = {
     Origin.FILE: "the file",
     Origin.FLAG: "your flag",
@@ -32,6 +42,13 @@ VERDICTS: Mapping[Outcome, str] = {
     Outcome.DIFFERS: "The figures differ.",
     Outcome.UNKNOWN: "It cannot be told whether the figures agree.",
 }
+
+
+def asked_model(source: str, config: Mapping[str, object], dtype: str) -> AskedModel:
+    """What the file is held against. `source` is a path or a hub id, `dtype` what the model is served in."""
+    named = config.get("architectures")
+    architectures = tuple(map(str, named)) if isinstance(named, list) else ()
+    return AskedModel(os.path.abspath(source) if os.path.exists(source) else source, architectures, dtype)
 
 
 def load_observed(path: Path) -> Observed:
@@ -73,7 +90,7 @@ def render_comparison(path: Path, observed: Observed, comparison: Comparison, as
     """
     parts = [
         wrap(f"{_source(observed)}, {one_line(path.name)}{_serving(observed)}"),
-        "What the engine was told\n" + "\n".join(map(_setting_row, comparison.settings)),
+        "What the engine was told\n" + "\n".join(_setting_rows(comparison.settings)),
     ]
     if assumed:
         parts.append("config.json does not say so; assumed:\n" + "\n".join(map(bullet, assumed)))
@@ -96,8 +113,16 @@ def _serving(observed: Observed) -> str:
     return "" if observed.settings.model is None else f", of {one_line(observed.settings.model)}"
 
 
-def _setting_row(setting: Setting) -> str:
-    return hanging(f"  {setting.name:<28} {one_line(setting.value):<16} ", _origin(setting))
+def _setting_rows(settings: Sequence[Setting]) -> Iterator[str]:
+    """Name, value, origin. A value too long for its column has the origin below it."""
+    widest = max((len(setting.name) for setting in settings), default=0)
+    for setting in settings:
+        name, value = f"  {setting.name:<{widest}}  ", one_line(setting.value)
+        if len(value) <= VALUE_WIDTH:
+            yield hanging(f"{name}{value:<{VALUE_WIDTH}}  ", _origin(setting))
+        else:
+            yield hanging(name, value)
+            yield hanging(" " * (len(name) + VALUE_WIDTH + 2), _origin(setting))
 
 
 def _origin(setting: Setting) -> str:

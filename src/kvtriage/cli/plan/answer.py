@@ -14,7 +14,7 @@ from kvtriage.kvcache.engine_args import EngineArgs, reserve
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.price import Worksheet, price_policy
 from kvtriage.kvcache.prices.advice import Trade, advise
-from kvtriage.kvcache.prices.explain import Explanation, explain
+from kvtriage.kvcache.prices.explain import Explanation, explain, price_request
 from kvtriage.kvcache.prices.gain import GainPoint, gain_curve
 from kvtriage.kvcache.server_args import vllm_args
 from kvtriage.kvcache.skip_words import find_starting_flags
@@ -33,10 +33,21 @@ SMALL_BATCH = 2048
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of cache on each GPU: given, or the likely size in a `band` for a GPU and weights."""
+    """Bytes of cache on each GPU: given, or the likely size in a `band` for a GPU and weights.
+
+    `utilization` is the share of the GPU that was typed for the band, if any.
+    """
 
     available_bytes: int
     band: MemoryBand | None = None
+    utilization: float | None = None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The flag of `vllm serve` that says so; none for a band at the engine's own utilization."""
+        if self.band is None:
+            return ("--kv-cache-memory-bytes", str(self.available_bytes))
+        return () if self.utilization is None else ("--gpu-memory-utilization", f"{self.utilization:g}")
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,8 @@ class Question:
 
 @dataclass(frozen=True)
 class SkipCost:
-    """What keeping the skipped layers in BF16 costs under other settings: tokens of the line, and bytes held."""
+    """What keeping the skipped layers in BF16 costs under other settings: tokens of the line, and bytes that a request
+    holds in decode."""
 
     args: EngineArgs
     fp8_tokens: int
@@ -83,8 +95,8 @@ class SkipCost:
 
     @property
     def held_share(self) -> float:
-        """The same of whole requests that the worksheet lets into the memory."""
-        return 1 - self.fp8_held_bytes / self.policy_held_bytes
+        """How much more a request holds than with all in FP8; 0 where it holds nothing."""
+        return self.policy_held_bytes / self.fp8_held_bytes - 1 if self.fp8_held_bytes else 0.0
 
 
 @dataclass(frozen=True)
@@ -155,7 +167,8 @@ def serve_words(question: Question) -> tuple[str, ...]:
     if question.memory is not None or question.typed.max_model_len is not None:
         length = question.args.max_model_len
         words += ["--max-model-len", "auto" if length == AUTO_LENGTH else str(length)]
-    return (*words, *question.typed.words(named=frozenset(words)))
+    words += question.typed.words(named=frozenset(words))
+    return (*words, *(() if question.memory is None else question.memory.words))
 
 
 def _refusal(question: Question) -> Refusal | None:
@@ -221,18 +234,28 @@ def _skip_costs(question: Question, plain: CachePolicy, available_bytes: int) ->
     settings = [args]
     if args.version.derives_tokens_from_concurrency:
         settings += [lean, replace(lean, max_model_len=question.spec.max_model_len)]
-    found = (_skip_cost(question.spec, policy, plain, each, available_bytes) for each in dict.fromkeys(settings))
+    found = (_skip_cost(question, plain, each, available_bytes) for each in dict.fromkeys(settings))
     return tuple(cost for cost in found if cost is not None)
 
 
-def _skip_cost(
-    spec: CacheSpec, policy: CachePolicy, plain: CachePolicy, args: EngineArgs, available_bytes: int
-) -> SkipCost | None:
-    """None where the engine refuses one of the two."""
-    mine, fp8 = (reserve(spec, each, args, available_bytes) for each in (policy, plain))
+def _skip_cost(question: Question, plain: CachePolicy, args: EngineArgs, available_bytes: int) -> SkipCost | None:
+    """None where the engine refuses one of the two.
+
+    What is held is that of the request asked about, and of the longest one where the length is another.
+    """
+    spec, policies = question.spec, (question.policy, plain)
+    mine, fp8 = (reserve(spec, each, args, available_bytes) for each in policies)
     if isinstance(mine, Refusal) or isinstance(fp8, Refusal):
         return None
-    length = mine.max_model_len
-    held, fp8_held = (price_policy(spec, each, (length,)).policy_bytes for each in (policy, plain))
-    version = args.version
-    return SkipCost(args, fp8.reported(version).tokens, mine.reported(version).tokens, fp8_held, held)
+    as_asked = args.max_model_len == question.args.max_model_len
+    length = question.context_len if as_asked else mine.max_model_len
+    held, fp8_held = (price_request(spec, each, args, length) for each in policies)
+    if isinstance(held, Refusal) or isinstance(fp8_held, Refusal):
+        return None
+    return SkipCost(
+        args,
+        fp8.reported(args.version).tokens,
+        mine.reported(args.version).tokens,
+        fp8_held.held.reserved_bytes,
+        held.held.reserved_bytes,
+    )

@@ -14,8 +14,10 @@ import click
 
 from kvtriage.cli.plan.answer import PlanAnswer, answer
 from kvtriage.cli.plan.engine_flags import EngineFlags, engine_options
+from kvtriage.cli.plan.gpu_names import print_gpu_names
 from kvtriage.cli.plan.model import load_model
-from kvtriage.cli.plan.question import Asked, open_question
+from kvtriage.cli.plan.question import CACHE_DTYPES, Asked, open_question
+from kvtriage.cli.plan.spelling import VLLM_SKIP, PlanCommand, Spelling
 from kvtriage.cli.plan.words import NATIVE, parse_memories, parse_skip
 from kvtriage.errors import ModelError, StudyError, UnsupportedModel
 from kvtriage.files import write_atomic, writing
@@ -25,7 +27,7 @@ from kvtriage.kvcache.policy import Scaling
 __all__ = ["plan_command"]
 
 
-@click.command("plan", short_help="Price a cache policy from a config.json.")
+@click.command("plan", cls=PlanCommand, short_help="Price a cache policy from a config.json.")
 @click.argument("model", required=False)
 @click.option(
     "--context",
@@ -34,11 +36,19 @@ __all__ = ["plan_command"]
     metavar="TOKENS",
     help="Length of one sequence of the batch; repeat it, or separate by commas.  [default: --max-model-len]",
 )
-@click.option("--skip", metavar="LAYERS", help="Layers kept in BF16: sliding_window, full_attention, or 0,5,7-9.")
+@click.option(
+    "--skip", VLLM_SKIP, metavar="LAYERS", help="Layers kept in BF16: sliding_window, full_attention, or 0,5,7-9."
+)
 @click.option(
     "--scaling",
     type=click.Choice([*(scaling.value for scaling in Scaling), NATIVE]),
     help="How FP8 is scaled; native is all BF16.  [default: per_head, per_tensor where the GPU cannot do that]",
+)
+@click.option(
+    "--kv-cache-dtype",
+    "cache_dtype",
+    type=click.Choice(CACHE_DTYPES),
+    help="The same as vLLM says it: bfloat16 is native, auto what the checkpoint declares.",
 )
 @click.option(
     "--memory",
@@ -48,8 +58,18 @@ __all__ = ["plan_command"]
     metavar="BYTES",
     help="Cache memory of each GPU, such as 16GiB; with --sweep a list.",
 )
-@click.option("--gpu", metavar="NAME", help="The GPU that will serve, such as h100-80g.")
-@click.option("--weights-gib", metavar="GIB", help="Size of the weights, in place of --memory; needs --gpu.")
+@click.option(
+    "--gpu",
+    metavar="NAME",
+    is_eager=True,
+    callback=print_gpu_names,
+    help="The GPU that will serve, such as h100-80g; '--gpu help' lists them.",
+)
+@click.option(
+    "--weights-gib",
+    metavar="GIB",
+    help="Size of the weights, all GPUs together, in place of --memory; needs --gpu.",
+)
 @click.option(
     "--utilization",
     "--gpu-memory-utilization",
@@ -83,6 +103,7 @@ def plan_command(
     contexts: tuple[str, ...],
     skip: str | None,
     scaling: str | None,
+    cache_dtype: str | None,
     memories: tuple[str, ...],
     gpu: str | None,
     weights_gib: str | None,
@@ -122,11 +143,15 @@ def plan_command(
         raise click.UsageError("--set and --svg belong to --sweep.")
     if explain and (is_sweep or against is not None):
         raise click.UsageError("--explain is about one policy: leave out --sweep and --against.")
-    asked = Asked(contexts, skip, scaling, memories, gpu, weights_gib, utilization, engine)
+    asked = Asked(
+        *(contexts, skip, scaling, memories, gpu, weights_gib, utilization, engine),
+        cache_dtype=cache_dtype,
+        spelling=Spelling.of(ctx),
+    )
     if against is not None:
         if is_sweep:
             raise click.UsageError("--against and --sweep are two questions: ask one.")
-        return _compare(model, asked, against, form, says_policy=bool(_typed(ctx) & {"skip", "scaling"}))
+        return _compare(model, asked, against, form, says_policy=bool(_typed(ctx) & {"skip", "scaling", "cache_dtype"}))
     if is_sweep:
         return _sweep(model, asked, sets, svg, form)
     return _plan(model, asked, form, in_full=explain)
@@ -207,6 +232,7 @@ def _compare(model: str, asked: Asked, path: Path, form: str, *, says_policy: bo
         policy=question.policy if says_policy else None,
         available_bytes=None if question.memory is None else question.memory.available_bytes,
         auto=question.declared.cache_dtype,
+        model=against.asked_model(model, config, question.native_dtype),
     )
     assumed = question.spec.assumed
     match form:
@@ -223,7 +249,7 @@ def _sweep(model: str, asked: Asked, sets: tuple[str, ...], svg: Path | None, fo
     from kvtriage.cli.plan import sweep
     from kvtriage.cli.plan.plot import draw_svg
 
-    memories = parse_memories(asked.memories)
+    memories = parse_memories(asked.memories, asked.spelling.memory)
     config, hf_quant_config = load_model(model)
     question = open_question(config, hf_quant_config, replace(asked, memories=asked.memories[:0]))
     if not memories and question.memory is not None:

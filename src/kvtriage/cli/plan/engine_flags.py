@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import functools
-import re
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import click
 
+from kvtriage.cli.plan.lengths import parse_length
 from kvtriage.errors import StudyError
 from kvtriage.kvcache.allocator import LAYOUT_ALIASES, Backend, HybridManager, Layout, MambaDtype, SpeculativeMethod
 from kvtriage.kvcache.versions import EngineVersion
 
 __all__ = ["AUTO_LENGTH", "EngineFlags", "engine_options"]
 
-LONGEST = 2**40
 WIDEST = 2**20
 MOST_BATCHED = 2**24
 AUTO_LENGTH = -1
 FLAGS: Mapping[str, str] = {
     "max_num_batched_tokens": "--max-num-batched-tokens",
+    "max_num_seqs": "--max-num-seqs",
     "async_scheduling": "--async-scheduling",
     "enable_prefix_caching": "--enable-prefix-caching",
     "block_size": "--block-size",
@@ -37,6 +38,9 @@ FLAGS: Mapping[str, str] = {
     "mamba_block_size": "--mamba-block-size",
 }
 """Fields that are one flag of `vllm serve` each."""
+BESIDE = ("max_num_seqs",)
+"""Fields that the allocator does not ask for."""
+MOST_GUESSED = 64
 
 
 @dataclass(frozen=True)
@@ -62,18 +66,18 @@ class EngineFlags:
     mamba_cache_dtype: MambaDtype | None = None
     mamba_ssm_cache_dtype: MambaDtype | None = None
     mamba_block_size: int | None = None
+    max_num_seqs: int | None = None
 
     @property
     def typed(self) -> dict[str, Any]:
-        """Name → value of what was typed."""
-        values = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return {name: value for name, value in values if value is not None}
+        """Name → value of what was typed, as far as the allocator asks for it."""
+        return {name: value for name, value in vars(self).items() if value is not None and name not in BESIDE}
 
     def words(self, named: frozenset[str]) -> tuple[str, ...]:
         """The flags for `vllm serve`, but those that are `named` already. A layout is an environment variable."""
         found: list[str] = []
         for name, flag in FLAGS.items():
-            value = self.typed.get(name)
+            value = vars(self)[name]
             if value is None or flag in named:
                 continue
             match value:
@@ -100,12 +104,36 @@ def _length(ctx: click.Context, param: click.Parameter, value: str | None) -> in
         return None
     if value in ("auto", "-1"):
         return AUTO_LENGTH
-    if re.fullmatch(r"[0-9]{1,13}", value, re.ASCII) is None or not 1 <= int(value) <= LONGEST:
-        raise StudyError(
-            f"--max-model-len {value!a} is not a number of tokens",
-            hint="give a whole number such as 32768, or auto for the longest that fits",
-        )
-    return int(value)
+    return parse_length("--max-model-len", value, ", or auto for the longest that fits")
+
+
+def _batched(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    tokens = parse_length("--max-num-batched-tokens", value)
+    if tokens > MOST_BATCHED:
+        raise StudyError(f"--max-num-batched-tokens {tokens:,} is beyond {MOST_BATCHED:,}", hint="give 8192, or 8K")
+    return tokens
+
+
+def _speculative(ctx: click.Context, param: click.Parameter, value: str | None) -> Mapping[str, Any]:
+    """vLLM's JSON, as far as it is known here. Raises StudyError."""
+    if value is None:
+        return {}
+    try:
+        stated = json.loads(value)
+    except (ValueError, RecursionError):
+        stated = None
+    match stated:
+        case {"method": str(method), "num_speculative_tokens": int(tokens), **more} if (
+            not more and method in set(SpeculativeMethod) and 0 <= tokens <= MOST_GUESSED
+        ):
+            return {"speculative_method": SpeculativeMethod(method), "num_speculative_tokens": int(tokens)}
+    raise StudyError(
+        f"--speculative-config {value[:60]!a} is not one that kvtriage reads",
+        hint="give method (mtp, eagle or ngram) and num_speculative_tokens alone, such as "
+        """'{"method": "mtp", "num_speculative_tokens": 2}'""",
+    )
 
 
 def _hybrid_manager(ctx: click.Context, param: click.Parameter, value: bool | None) -> HybridManager | None:
@@ -148,18 +176,30 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         callback=_length,
         help="Longest request; auto for the longest that fits.  [default: the longest --context, else the model's]",
     ),
-    _counted("--max-num-batched-tokens", most=MOST_BATCHED, help_text="Tokens of one step.  [default: the GPU's]"),
+    click.option(
+        "--max-num-batched-tokens",
+        metavar="TOKENS",
+        callback=_batched,
+        help="Tokens of one step.  [default: the GPU's]",
+    ),
+    _counted("--max-num-seqs", most=WIDEST, help_text="Requests of one step; the line does not depend on it."),
     click.option("--async-scheduling/--no-async-scheduling", default=None, help="Overlap steps.  [default: on]"),
     click.option(
         "--enable-prefix-caching/--no-enable-prefix-caching", default=None, help="Keep shared prefixes.  [default: on]"
     ),
     _counted("--block-size", most=WIDEST, help_text="Tokens of one block.  [default: the backend's]"),
-    _counted("--num-speculative-tokens", least=0, most=64, help_text="Tokens guessed ahead in each step."),
+    _counted("--num-speculative-tokens", least=0, most=MOST_GUESSED, help_text="Tokens guessed ahead in each step."),
     click.option(
         "--speculative-method",
         type=click.Choice([method.value for method in SpeculativeMethod]),
         callback=_member(SpeculativeMethod),
         help="Who guesses them.  [default: mtp, the model's own drafter]",
+    ),
+    click.option(
+        "--speculative-config",
+        metavar="JSON",
+        callback=_speculative,
+        help="The same two as vLLM takes them.",
     ),
     _counted("--tensor-parallel-size", "--tp", "-tp", most=WIDEST, help_text="GPUs that share each layer."),
     _counted("--pipeline-parallel-size", "--pp", "-pp", most=WIDEST, help_text="GPUs that share out the layers."),
@@ -204,7 +244,11 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_engine(*args: Any, **kwargs: Any) -> Any:
-        engine = EngineFlags(**{name: kwargs.pop(name) for name in names})
+        typed = {name: kwargs.pop(name) for name in names}
+        speculative = kwargs.pop("speculative_config")
+        if any(typed[name] not in (None, value) for name, value in speculative.items()):
+            raise StudyError("--speculative-config contradicts the other flags that speculate", hint="give one of them")
+        engine = EngineFlags(**{**typed, **speculative})
         return command(*args, engine=engine, **kwargs)
 
     wrapped: Callable[..., Any] = with_engine

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kvtriage.cli.plan.answer import Memory, Question
 from kvtriage.cli.plan.engine_flags import AUTO_LENGTH, EngineFlags
-from kvtriage.cli.plan.words import build_policy, parse_contexts, parse_memories, parse_skip, parse_weights
+from kvtriage.cli.plan.spelling import Spelling
+from kvtriage.cli.plan.words import NATIVE, build_policy, parse_contexts, parse_memories, parse_skip, parse_weights
 from kvtriage.errors import StudyError, UnsupportedModel
 from kvtriage.kvcache.allocator import Backend, Refusal, SpeculativeMethod
 from kvtriage.kvcache.declared import DeclaredCache, read_declared_cache, read_model_dtype
@@ -22,14 +23,19 @@ from kvtriage.kvcache.support.findings import check_support
 from kvtriage.kvcache.support.gpus import Gpu, Platform, default_max_num_batched_tokens, find_gpu
 from kvtriage.kvcache.support.memory_band import cache_memory
 
-__all__ = ["Asked", "open_question"]
+__all__ = ["CACHE_DTYPES", "Asked", "open_question"]
 
 UTILIZATION = 0.92
+CACHE_DTYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3")
+NATIVE_DTYPES = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of `kvtriage plan` as they were typed; `memories` and `contexts` are lists."""
+    """The options of `kvtriage plan` as they were typed; `memories` and `contexts` are lists.
+
+    `cache_dtype` is vLLM's --kv-cache-dtype, one of CACHE_DTYPES.
+    """
 
     contexts: tuple[str, ...]
     skip: str | None
@@ -39,6 +45,8 @@ class Asked:
     weights_gib: str | None
     utilization: float | None
     engine: EngineFlags
+    cache_dtype: str | None = None
+    spelling: Spelling = field(default_factory=Spelling)
 
 
 def open_question(config: Mapping[str, object], hf_quant_config: Mapping[str, object] | None, asked: Asked) -> Question:
@@ -46,10 +54,11 @@ def open_question(config: Mapping[str, object], hf_quant_config: Mapping[str, ob
     spec = read_cache_spec(config)
     contexts = _contexts(spec, asked)
     gpu = None if asked.gpu is None else find_gpu(asked.gpu)
-    skip = () if asked.skip is None else parse_skip(asked.skip, spec)
-    scaling, chosen = _scaling(spec, skip, gpu, asked)
-    policy = build_policy(spec, scaling, skip)
+    skip = () if asked.skip is None else parse_skip(asked.skip, spec, asked.spelling.skip)
     declared = read_declared_cache(config, hf_quant_config)
+    scaling, chosen = _scaling(spec, skip, gpu, asked, declared)
+    native = "--scaling native" if asked.cache_dtype is None else f"--kv-cache-dtype {asked.cache_dtype}"
+    policy = build_policy(spec, scaling, skip, f"{asked.spelling.skip} with {native}")
     args, said = _engine_args(spec, policy, contexts if asked.contexts else (), gpu, asked.engine, declared)
     memory = _memory(asked, gpu, args)
     if args.max_model_len == AUTO_LENGTH and not asked.contexts and memory is not None:
@@ -59,17 +68,18 @@ def open_question(config: Mapping[str, object], hf_quant_config: Mapping[str, ob
         declared=declared,
         version=args.version,
     )
+    native_dtype = read_model_dtype(config, has_bfloat16=_has_bfloat16(gpu)).served
     return Question(
         spec=spec,
         policy=policy,
         contexts=contexts,
         args=args,
         said=(*chosen, *said),
-        notes=(*_caveats(spec, policy, args), *_skip_notes(spec, policy)),
+        notes=(*_caveats(spec, policy, args), *_skip_notes(spec, policy), *_typed_notes(asked, native_dtype)),
         memory=memory,
         gpu=gpu,
         declared=declared,
-        native_dtype=read_model_dtype(config, has_bfloat16=_has_bfloat16(gpu)).served,
+        native_dtype=native_dtype,
         findings=check_support(spec, policy, gpu, serving),
         typed=asked.engine,
     )
@@ -87,14 +97,52 @@ def _contexts(spec: CacheSpec, asked: Asked) -> tuple[int, ...]:
     return (min(length, spec.max_model_len),)
 
 
-def _scaling(spec: CacheSpec, skip: tuple[int, ...], gpu: Gpu | None, asked: Asked) -> tuple[str, tuple[str, ...]]:
+def _scaling(
+    spec: CacheSpec, skip: tuple[int, ...], gpu: Gpu | None, asked: Asked, declared: DeclaredCache
+) -> tuple[str, tuple[str, ...]]:
     """Per head unless something else was typed; per tensor where no backend of the GPU takes a scale for each head."""
-    if asked.scaling is not None:
-        return asked.scaling, ()
+    typed = _typed_scaling(asked, declared)
+    if typed is not None:
+        return typed, ()
     plain = CachePolicy.fp8(spec.num_layers, Scaling.PER_TENSOR, skip)
     if gpu is None or asked.engine.attention_backend is not None or pick_backend(spec, plain, gpu).serves_per_head:
         return Scaling.PER_HEAD, ()
     return Scaling.PER_TENSOR, (f"scaling = per_tensor (no backend on {gpu.title} takes a scale for each head here)",)
+
+
+def _typed_scaling(asked: Asked, declared: DeclaredCache) -> str | None:
+    """What --scaling and --kv-cache-dtype ask for; None where they leave it open how FP8 is scaled."""
+    dtype, scaling = asked.cache_dtype, asked.scaling
+    if dtype is None:
+        return scaling
+    meant = _auto_scaling(declared) if dtype == "auto" else NATIVE if dtype in NATIVE_DTYPES else None
+    agrees = meant in (None, scaling) and (meant is not None or scaling != NATIVE)
+    if scaling is not None and not agrees:
+        because = f", which is {meant} with this checkpoint" if dtype == "auto" else ""
+        raise StudyError(
+            f"--scaling {scaling} contradicts --kv-cache-dtype {dtype}{because}", hint="drop one of the two"
+        )
+    return scaling if meant is None else meant
+
+
+def _auto_scaling(declared: DeclaredCache) -> str:
+    """What `auto` comes to. Raises StudyError for a dtype that is not priced here."""
+    if declared.is_fp8:
+        return declared.scaling or Scaling.UNIT
+    if declared.cache_dtype == "auto":
+        return NATIVE
+    raise StudyError(
+        f"--kv-cache-dtype auto is {declared.cache_dtype} with this checkpoint, which is not priced here",
+        hint="give --kv-cache-dtype fp8 or bfloat16",
+    )
+
+
+def _typed_notes(asked: Asked, native_dtype: str) -> Iterator[str]:
+    """What was typed and does not do what one may think."""
+    if asked.cache_dtype in NATIVE_DTYPES and asked.cache_dtype != native_dtype:
+        yield f"the model is served in {native_dtype}, and so is a cache that is not FP8: the flags say that"
+    if asked.engine.max_num_seqs is not None:
+        yield "--max-num-seqs moves no figure by itself: the line is of memory, and that many requests run at most"
 
 
 # --- the engine's flags -----------------------------------------------------------------
@@ -113,6 +161,7 @@ def _engine_args(
     said: list[str] = []
     args = replace(args, max_model_len=_max_model_len(spec, contexts, flags, said))
     args = replace(args, max_num_batched_tokens=_batched_tokens(gpu, args, flags, said))
+    _check_seqs(args, flags)
     guesses_ngrams = args.speculative_method is SpeculativeMethod.NGRAM and args.num_speculative_tokens > 0
     if guesses_ngrams and flags.async_scheduling is None:
         args = replace(args, async_scheduling=False)
@@ -153,8 +202,22 @@ def _batched_tokens(gpu: Gpu | None, args: EngineArgs, flags: EngineFlags, said:
     else:
         tokens = default_max_num_batched_tokens(gpu)
         because = f"vLLM's default for a server on {gpu.title}"
+    if flags.max_num_seqs is not None and args.max_model_len is not None and args.max_model_len > 0:
+        bound = flags.max_num_seqs * args.max_model_len
+        if bound < tokens:
+            tokens, because = bound, "--max-num-seqs requests of max_model_len, which is less than vLLM's default"
     said.append(f"max_num_batched_tokens = {tokens:,} ({because})")
     return tokens
+
+
+def _check_seqs(args: EngineArgs, flags: EngineFlags) -> None:
+    """As vLLM checks it when it reads its flags (config/scheduler.py)."""
+    tokens, seqs = args.max_num_batched_tokens, flags.max_num_seqs
+    if seqs is not None and flags.max_num_batched_tokens is not None and seqs > tokens:
+        raise StudyError(
+            f"--max-num-seqs {seqs} is more than --max-num-batched-tokens {tokens}",
+            hint="vLLM refuses that: each request of a step has a token of it at least",
+        )
 
 
 def _backend(
@@ -199,19 +262,22 @@ def _longest_that_fits(
 
 
 def _memory(asked: Asked, gpu: Gpu | None, args: EngineArgs) -> Memory | None:
-    sizes = parse_memories(asked.memories)
+    spelling = asked.spelling
+    sizes = parse_memories(asked.memories, spelling.memory)
     if asked.weights_gib is None:
         if asked.utilization is not None:
             raise StudyError(
-                "--utilization says nothing without --weights-gib", hint="give --gpu and --weights-gib too"
+                f"{spelling.utilization} says nothing without --weights-gib", hint="give --gpu and --weights-gib too"
             )
         if len(sizes) > 1:
-            raise StudyError("--memory is given more than once", hint="give one amount, or add --sweep for a list")
+            raise StudyError(
+                f"{spelling.memory} is given more than once", hint="give one amount, or add --sweep for a list"
+            )
         return Memory(sizes[0]) if sizes else None
     if sizes:
         raise StudyError(
-            "--memory and --weights-gib both say how much memory there is",
-            hint="--memory is exact; leave --weights-gib out",
+            f"{spelling.memory} and --weights-gib both say how much memory there is",
+            hint=f"{spelling.memory} is exact; leave --weights-gib out",
         )
     if gpu is None:
         raise StudyError("--weights-gib needs a --gpu to hold them", hint="give --gpu h100-80g, or --memory 16GiB")
@@ -227,4 +293,4 @@ def _memory(asked: Asked, gpu: Gpu | None, args: EngineArgs) -> Memory | None:
             f"with weights of {asked.weights_gib} GiB the cache is likely to get nothing on {gpu.title}",
             hint="use more or larger GPUs, or smaller weights",
         )
-    return Memory(band.likely_bytes, band)
+    return Memory(band.likely_bytes, band, asked.utilization)

@@ -14,7 +14,7 @@ from kvtriage.kvcache.prices.causes import Cause, CauseKind
 from kvtriage.kvcache.prices.explain import Explanation
 from kvtriage.kvcache.prices.gain import Gain, GainPoint
 from kvtriage.kvcache.spec import LayerKind
-from kvtriage.units import format_bytes, format_bytes_alike, format_tokens
+from kvtriage.units import format_bytes, format_bytes_alike, format_change, format_tokens
 
 __all__ = [
     "COLUMNS",
@@ -208,7 +208,7 @@ def trade_rows(trades: Sequence[Trade]) -> Iterator[Row]:
         yield (
             " ".join(change.flags for change in trade.changes),
             _many(trade.reported_tokens),
-            NONE if trade.ratio is None else f"{trade.ratio - 1:+.1%}",
+            NONE if trade.ratio is None else format_change(trade.ratio),
             "; ".join(change.cost for change in trade.changes),
         )
 

@@ -17,12 +17,13 @@ from itertools import combinations
 from kvtriage.errors import UnsupportedModel
 from kvtriage.kvcache.allocator import Capacity, HybridManager, Refusal
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
+from kvtriage.kvcache.observed.identity import AskedModel, Weight, doubts_of
 from kvtriage.kvcache.observed.reading import Observed, Reported
 from kvtriage.kvcache.observed.settings import Setting, Told, what_it_was_told
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 from kvtriage.kvcache.versions import EngineVersion
-from kvtriage.units import GIB
+from kvtriage.units import GIB, format_change
 
 __all__ = ["Change", "Comparison", "Figure", "Outcome", "compare"]
 
@@ -79,34 +80,43 @@ def compare(
     policy: CachePolicy | None = None,
     available_bytes: int | None = None,
     auto: str = "auto",
+    model: AskedModel | None = None,
 ) -> Comparison:
-    """`flags`, `policy` and `available_bytes` are the user's, and stand in for what the file does not state."""
+    """`flags`, `policy` and `available_bytes` are the user's, and stand in for what the file does not state.
+
+    With the `model` the file is asked whether it is about that one at all.
+    """
     told = what_it_was_told(spec, observed, flags, policy, auto=auto)
+    doubts = () if model is None else doubts_of(model, spec, observed.settings)
+    doubted = tuple(doubt.sentence for doubt in doubts)
     memory = _memory_band(observed.reported, available_bytes)
+    if any(doubt.weight is Weight.SETTLED for doubt in doubts):
+        return Comparison(Outcome.UNKNOWN, told.stated, (), doubted)
     if told.unknown:
-        return Comparison(Outcome.UNKNOWN, told.settings, (), told.unknown)
+        return Comparison(Outcome.UNKNOWN, told.stated, (), (*doubted, *told.unknown))
     if memory is None and not observed.reported.num_gpu_blocks:
-        return Comparison(
-            Outcome.UNKNOWN,
-            told.settings,
-            (),
-            ("the file states neither the memory of the cache nor its blocks; give --memory",),
-        )
+        unstated = "the file states neither the memory of the cache nor its blocks; give --memory"
+        return Comparison(Outcome.UNKNOWN, told.stated, (), (*doubted, unstated))
     try:
         figures, refused = _figures(spec, told.policy, told.args, observed.reported, memory)
     except UnsupportedModel as error:
-        return Comparison(Outcome.UNKNOWN, told.settings, (), (error.message,))
+        return Comparison(Outcome.UNKNOWN, told.stated, (), (*doubted, error.message))
     matters = _names_that_matter(spec, told, observed.reported, memory)
     settings = tuple(each for each in told.settings if each.name not in told.unstated - matters)
-    notes = (*_notes(observed, told, memory), *(() if refused is None else (refused,)))
+    notes = (*doubted, *_notes(observed, told, memory), *(() if refused is None else (refused,)))
     if figures and all(figure.agrees for figure in figures):
         return Comparison(Outcome.AGREES, settings, figures, notes)
+    gap = tuple(_gap(spec, told, observed.reported, memory))
+    if any(doubt.weight is Weight.OPEN for doubt in doubts):
+        return Comparison(Outcome.UNKNOWN, settings, figures, (*notes, *gap))
     changes = tuple(_changes(spec, told, told.assumed, observed.reported, memory))
     if not changes:
         changes = tuple(_changes(spec, told, frozenset(_OTHER_VALUES), observed.reported, memory))
-    outcome = Outcome.UNKNOWN if matters & told.assumed or _caveats(spec, told) or not figures else Outcome.DIFFERS
-    gap = _gap(spec, told, observed.reported, memory)
-    return Comparison(outcome, settings, figures, (*notes, *gap), changes)
+    opened = (*_left_open(matters & told.assumed), *_caveats(spec, told))
+    if not figures and refused is None:
+        opened = (*opened, "the file has no figure that can be predicted from what it states")
+    outcome = Outcome.UNKNOWN if opened or not figures else Outcome.DIFFERS
+    return Comparison(outcome, settings, figures, (*notes, *opened, *gap), changes)
 
 
 # --- the prediction ---------------------------------------------------------------------
@@ -253,6 +263,21 @@ _OTHER_VALUES: Mapping[str, tuple[object, ...]] = {
 }
 
 
+_STATED_BY: Mapping[str, str] = {
+    "version": "--vllm-version",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "async_scheduling": "--async-scheduling or --no-async-scheduling",
+    "enable_prefix_caching": "--enable-prefix-caching or --no-enable-prefix-caching",
+    "hybrid_manager": "--disable-hybrid-kv-cache-manager or --no-disable-hybrid-kv-cache-manager",
+    "block_size": "--block-size",
+    "num_speculative_tokens": "--num-speculative-tokens",
+    "tensor_parallel_size": "--tensor-parallel-size",
+    "kv_cache_dtype": "--scaling, with --skip where layers are skipped",
+    "kv_cache_dtype_skip_layers": "--skip",
+}
+"""Flags of `kvtriage plan` for every setting that has other values."""
+
+
 def _other_dtype(policy: CachePolicy) -> CachePolicy:
     if policy.is_native:
         return CachePolicy.fp8(policy.num_layers, Scaling.UNIT)
@@ -274,6 +299,12 @@ def _described(name: str, policy: CachePolicy, args: EngineArgs) -> str:
         case _:
             value = vars(args)[name]
             return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def _left_open(names: frozenset[str]) -> Iterator[str]:
+    """Settings that nobody stated, whose other values give other figures, and how to state them."""
+    for name in sorted(names):
+        yield f"{name} is assumed, and other values give other figures: give {_STATED_BY[name]}"
 
 
 def _caveats(spec: CacheSpec, told: Told) -> tuple[str, ...]:
@@ -299,8 +330,7 @@ def _notes(observed: Observed, told: Told, memory: tuple[int, int] | None) -> It
 
 
 def _gap(spec: CacheSpec, told: Told, reported: Reported, memory: tuple[int, int] | None) -> Iterator[str]:
-    """The difference in tokens and in memory, and what is known of this version."""
-    yield from _caveats(spec, told)
+    """The difference in tokens and in memory."""
     if memory is None or not reported.kv_cache_tokens:
         return
     capacity = reserve(spec, told.policy, told.args, sum(memory) // 2)
@@ -311,6 +341,6 @@ def _gap(spec: CacheSpec, told: Told, reported: Reported, memory: tuple[int, int
         return
     implied = tokens / predicted * capacity.num_blocks * capacity.pool.bytes_per_block
     yield (
-        f"{tokens - predicted:+,} tokens ({tokens / predicted - 1:+.1%}): under these settings the reported tokens "
-        f"would take {implied / GIB:.2f} GiB, and {sum(memory) / 2 / GIB:.2f} GiB are there"
+        f"{tokens - predicted:+,} tokens ({format_change(tokens / predicted)}): under these settings the reported "
+        f"tokens would take {implied / GIB:.2f} GiB, and {sum(memory) / 2 / GIB:.2f} GiB are there"
     )

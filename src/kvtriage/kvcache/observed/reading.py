@@ -3,6 +3,7 @@
 A log is recognised by the lines that vLLM prints when it starts, from 0.6 to 0.32 (file:line of 0.32.0):
 
     what was typed     'non-default args: {...}' (entrypoints/serve/utils/api_utils.py:286), or 'args: Namespace(...)'
+    class              'Resolved architecture: GptOssForCausalLM' (config/model.py:733)
     version, lengths   'Initializing a V1 LLM engine (v0.32.0) with config: ...' (v1/engine/core.py:134)
     batched tokens     'Chunked prefill is enabled with max_num_batched_tokens=8192.' (config/scheduler.py:308)
     memory             'Available KV cache memory: 8.99 GiB' (v1/worker/gpu_worker.py:759)
@@ -11,7 +12,8 @@ A log is recognised by the lines that vLLM prints when it starts, from 0.6 to 0.
     refusal            'To serve at least one request with the model's max seq len ...' (v1/core/kv_cache_utils.py:1030)
 
 A metrics page is recognised by `vllm:cache_config_info`, whose labels are the engine's cache settings as text
-(v1/metrics/loggers.py:1120, config/cache.py:322). A label of "None" says nothing.
+(v1/metrics/loggers.py:1120, config/cache.py:322). A label of "None" says nothing. The other metrics name the model as
+it is served.
 
 Several ranks or engines print several figures; all are kept. Where a log holds several starts, the last one counts.
 """
@@ -40,6 +42,7 @@ class Settings:
 
     version: str | None = None
     model: str | None = None
+    architecture: str | None = None
     dtype: str | None = None
     max_model_len: int | None = None
     max_num_batched_tokens: int | None = None
@@ -105,6 +108,8 @@ def read_observed(lines: Iterable[str]) -> Observed | None:
     for line in lines:
         if (metrics := _METRICS.match(line)) is not None:
             _read_metrics(metrics[1], reading)
+        elif (name := _SERVED.match(line)) is not None:
+            reading.served_name = reading.served_name or name[1]
         elif _MARKS.search(line) is not None and "Received request" not in line:
             _read_line(_ANSI.sub("", line).rstrip(), reading)
     return reading.finish()
@@ -122,6 +127,7 @@ class _Reading:
     answer: dict[str, object] = field(default_factory=dict)
     shows_flags: bool = False
     num_starts: int = 1
+    served_name: str | None = None
 
     @property
     def has_answer(self) -> bool:
@@ -148,6 +154,8 @@ class _Reading:
     def finish(self) -> Observed | None:
         if not (self.settings or self.has_answer or self.available_gib):
             return None
+        if self.source == METRICS and self.served_name is not None:
+            self.state("model", self.served_name)
         settings, answer = self.settings, self.answer
         return Observed(
             self.source,
@@ -166,6 +174,7 @@ class _Reading:
 _KINDS: Mapping[str, type] = {
     "version": str,
     "model": str,
+    "architecture": str,
     "dtype": str,
     "max_model_len": int,
     "max_num_batched_tokens": int,
@@ -206,7 +215,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _MARKS = re.compile(
     r"KV cache|kv cache|max_num_batched_tokens|max seq len|max model len|ax_model_len|non-default args|args: Namespace"
     r"|LLM engine \(v|server version|ersion |GPU blocks|cuda blocks|num_gpu_blocks|max[a-z ]{0,40} concurrency"
-    r"|Maximum conc|ync(?:hronous)? scheduling| backend|Hybrid KV|hybrid kv|block size to|kv_cache_memory_bytes"
+    r"|Resolved arch|Maximum conc|ync(?:hronous)? scheduling| backend|Hybrid KV|hybrid kv|block size to"
+    r"|kv_cache_memory_bytes"
 )
 _START = r"(?:^|\] |py:\d+\] |\"message\": ?\"|msg=\"?)\s*"
 _NUMBER = r"([\d,]{1,24})"
@@ -355,6 +365,7 @@ _PATTERNS = tuple(
             _START + r"Initializing an? (?:V1 |V0 )?LLM engine \(v([0-9][\w.+-]{0,60})\) with config: (.*)",
             _read_engine,
         ),
+        (_START + r"Resolved architectures?: (\w{1,100})", _stating("architecture")),
         (_START + r"Using max model len ([\d,]{1,24})", _stating("max_model_len")),
         (_START + r"Auto-fit max_model_len: reduced from \d+ to (\d{1,18})", _stating("max_model_len")),
         (
@@ -391,6 +402,7 @@ _PATTERNS = tuple(
 # --- a metrics page ---------------------------------------------------------------------
 
 _METRICS = re.compile(r"\s*vllm:cache_config_info\{(.{0,65536}?)\}\s+1(?:\.0+)?(?:e\+?0+)?\s*$")
+_SERVED = re.compile(r'vllm:\w{1,80}\{[^}]{0,1000}?\bmodel_name="([^"\\]{1,300})"')
 _LABEL = re.compile(r'(\w{1,80})="((?:[^"\\]|\\.)*)"')
 _LABEL_NAMES = {"cache_dtype": "kv_cache_dtype"}
 _LABELS_READ = (

@@ -21,6 +21,7 @@ from kvtriage.kvcache.allocator import (
 from kvtriage.kvcache.engine_args import EngineArgs
 from kvtriage.kvcache.observed.reading import METRICS, Observed, Settings
 from kvtriage.kvcache.policy import CachePolicy, Scaling
+from kvtriage.kvcache.server_args import skip_entries
 from kvtriage.kvcache.skip_words import read_skip_words
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.kvcache.versions import EngineVersion
@@ -61,6 +62,11 @@ class Told:
     def assumed(self) -> frozenset[str]:
         """Names of the settings that neither the file nor a flag gives."""
         return self._names(Origin.ASSUMED)
+
+    @property
+    def stated(self) -> tuple[Setting, ...]:
+        """Without those that were left at vLLM's default or are assumed."""
+        return tuple(setting for setting in self.settings if setting.origin in (Origin.FILE, Origin.FLAG))
 
     @property
     def unstated(self) -> frozenset[str]:
@@ -177,7 +183,11 @@ class _Resolving:
         if word is None and self.observed.shows_flags:
             word, origin = "auto", Origin.DEFAULT
         if word is None and policy is not None:
-            self.settings.append(Setting("kv_cache_dtype", "as --scaling and --skip say", Origin.FLAG))
+            self.settings.append(Setting("kv_cache_dtype", "auto" if policy.is_native else "fp8", Origin.FLAG))
+            if policy.skip_layers and not policy.is_native:
+                self.settings.append(
+                    Setting("kv_cache_dtype_skip_layers", " ".join(skip_entries(policy, spec)), Origin.FLAG)
+                )
             return policy
         if word is None:
             word, origin = "auto", Origin.ASSUMED
@@ -199,9 +209,9 @@ class _Resolving:
         if words is None and self.observed.shows_flags:
             return ()
         if words is None and policy is not None and not policy.is_native:
-            skip = policy.skip_layers
-            self.settings.append(Setting("kv_cache_dtype_skip_layers", " ".join(map(str, skip)) or "none", Origin.FLAG))
-            return skip
+            entries = " ".join(skip_entries(policy, spec)) or "none"
+            self.settings.append(Setting("kv_cache_dtype_skip_layers", entries, Origin.FLAG))
+            return policy.skip_layers
         if words is None:
             self.settings.append(Setting("kv_cache_dtype_skip_layers", "none", Origin.ASSUMED))
             return ()
@@ -233,7 +243,7 @@ def _default(name: str) -> object:
 def _written(value: object) -> str:
     match value:
         case None:
-            return "the default"
+            return "not set"
         case bool():
             return "on" if value else "off"
         case int():

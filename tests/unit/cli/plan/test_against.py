@@ -35,7 +35,7 @@ def test_predicted_stands_beside_reported(tmp_path: Path) -> None:
     text = run(save(tmp_path), "--against", str(written(tmp_path, NEW)))
     assert "tokens 695,774 to 696,204 695,981" in " ".join(text.split())
     assert "The figures agree." in text
-    assert "kv_cache_dtype_skip_layers   sliding_window   the file" in text
+    assert "  kv_cache_dtype_skip_layers    sliding_window  the file\n" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -119,6 +119,23 @@ def test_a_model_that_the_engine_cannot_serve_so_is_told(tmp_path: Path) -> None
 def test_what_config_json_leaves_open_is_said(tmp_path: Path, form: tuple[str, ...]) -> None:
     text = run(save(tmp_path, GEMMA3_4B), "--against", str(written(tmp_path, NEW)), *form)
     assert "text_config.head_dim = 256" in text
+
+
+@pytest.mark.parametrize("form", [(), ("--json",), ("--markdown",)])
+def test_a_log_of_another_model_is_told(tmp_path: Path, form: tuple[str, ...]) -> None:
+    log = "INFO 11-02 09:14:08 [model.py:733] Resolved architecture: GptOssForCausalLM\n" + NEW
+    text = run(save(tmp_path, GEMMA3_4B), "--against", str(written(tmp_path, log)), *form)
+    assert "of a GptOssForCausalLM and config.json of a Gemma3ForConditionalGeneration" in " ".join(text.split())
+
+
+def test_settings_stand_in_columns_however_long(tmp_path: Path) -> None:
+    page = METRICS.replace("kv_cache_dtype_skip_layers=\"['sliding_window']\",", "").replace('cache_dtype="fp8",', "")
+    arguments = (save(tmp_path), "--against", str(written(tmp_path, page)), "--skip", "0,2,4,6,8,10,12,14")
+    rows = run(*arguments).splitlines()
+    skipped = next(idx for idx, row in enumerate(rows) if "skip_layers" in row)
+    assert rows[skipped - 1] == "  kv_cache_dtype              fp8             your flag"
+    assert rows[skipped] == "  kv_cache_dtype_skip_layers  0 2 4 6 8 10 12 14"
+    assert rows[skipped + 1] == " " * 46 + "your flag"
 
 
 def test_against_needs_a_model() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kvtriage.kvcache.allocator import Backend, Capacity
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
 from kvtriage.kvcache.observed.comparison import Comparison, Outcome, compare
+from kvtriage.kvcache.observed.identity import AskedModel
 from kvtriage.kvcache.observed.reading import LOG, Observed, Reported, Settings, read_observed
 from kvtriage.kvcache.observed.settings import Origin
 from kvtriage.kvcache.policy import CachePolicy, Scaling
@@ -122,6 +123,47 @@ def test_what_nobody_states_leaves_it_open() -> None:
     assert "async_scheduling" in {setting.name for setting in found.settings if setting.origin is Origin.ASSUMED}
     assert (("async_scheduling", "off"),) in [change.settings for change in found.changes]
     assert ask(page, async_scheduling=False).outcome is Outcome.AGREES
+
+
+@pytest.mark.parametrize("dtype", ['cache_dtype="fp8",', ""])
+def test_what_leaves_it_open_is_named_with_the_flag_that_states_it(dtype: str) -> None:
+    page = page_of(EngineArgs(max_model_len=32768, async_scheduling=False)).replace('cache_dtype="fp8",', dtype)
+    found = ask(page)
+    assert found.outcome is Outcome.UNKNOWN
+    assumed = {each.name for each in found.settings if each.origin is Origin.ASSUMED}
+    said = [reason for reason in found.because if " is assumed, and other values give other figures: give --" in reason]
+    assert {reason.split()[0] for reason in said} == assumed
+    assert "async_scheduling" in assumed
+
+
+def with_class(architecture: str) -> str:
+    return f"INFO 11-02 09:14:08 [model.py:733] Resolved architecture: {architecture}\n{NEW}"
+
+
+def test_a_log_of_another_model_is_not_compared() -> None:
+    asked = AskedModel("gpt-oss-20b", ("GptOssForCausalLM",), "bfloat16")
+    found = compare(SPEC, read(with_class("LlamaForCausalLM")), flags={}, model=asked)
+    assert (found.outcome, found.figures, found.changes) == (Outcome.UNKNOWN, (), ())
+    assert "these are two models" in found.because[0]
+    assert {each.origin for each in found.settings} == {Origin.FILE}
+    assert compare(SPEC, read(with_class("GptOssForCausalLM")), flags={}, model=asked).outcome is Outcome.AGREES
+
+
+def test_a_name_of_another_model_makes_a_difference_open() -> None:
+    asked = AskedModel("gpt-oss-120b", ("GptOssForCausalLM",), "bfloat16")
+    agreeing = compare(SPEC, read(NEW), flags={}, model=asked)
+    assert agreeing.outcome is Outcome.AGREES
+    assert "openai/gpt-oss-20b" in agreeing.because[0]
+    other = NEW.replace("695,981", "926,623")
+    found = compare(SPEC, read(other), flags={}, model=asked)
+    assert (found.outcome, found.changes) == (Outcome.UNKNOWN, ())
+    assert "whether they are one model" in found.because[0]
+    assert compare(SPEC, read(other), flags={}).outcome is Outcome.DIFFERS
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_sign() -> None:
+    found = ask(NEW.replace("695,981", "695,773"))
+    assert found.because[-1].startswith("-208 tokens (0.0%)")
 
 
 def test_two_settings_at_once_are_tried() -> None:

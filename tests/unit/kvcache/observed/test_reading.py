@@ -91,6 +91,7 @@ def test_a_metrics_page() -> None:
     observed = read(METRICS)
     assert observed.source == "metrics"
     assert observed.settings == Settings(
+        model="openai/gpt-oss-20b",
         enable_prefix_caching=True,
         kv_cache_dtype="fp8",
         kv_cache_dtype_skip_layers=("sliding_window",),
@@ -202,6 +203,15 @@ def test_a_number_that_no_server_has_states_nothing(name: str, value: int) -> No
     assert vars(observed.settings)[name] is None
 
 
+def test_the_class_that_was_taken_is_read() -> None:
+    line = "(APIServer pid=4711) INFO 11-02 09:14:08 [model.py:733] Resolved architecture: GptOssForCausalLM\n"
+    assert read(line + NEW).settings.architecture == "GptOssForCausalLM"
+
+
+def test_a_served_name_alone_says_nothing_of_a_cache() -> None:
+    assert read_observed(METRICS.splitlines()[:3]) is None
+
+
 def test_a_request_of_no_tokens_states_no_length() -> None:
     observed = read("GPU KV cache size: 16 tokens, Maximum concurrency for 0 tokens per request: 1.00x\n")
     assert observed.settings.max_model_len is None
@@ -211,6 +221,7 @@ def test_a_request_of_no_tokens_states_no_length() -> None:
     "line",
     [
         "non-default args: {" + " " * 65_000 + "x",
+        'vllm:a{b="' * 6_000,
         "█" * 60_000 + " GPU blocks",
         "max" * 21_000,
         "] Async scheduling is " * 2_900,
