@@ -58,7 +58,7 @@ $(VLLM_READY): packages/kvtriage-vllm-cpu/pyproject.toml Makefile
 	touch $@
 
 test-vllm: $(READY) $(VLLM_READY)
-	KVTRIAGE_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest tests/vllm packages
+	KVTRIAGE_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest --durations=10 tests/vllm packages
 
 check: $(READY)
 	$(BIN)/ruff check .

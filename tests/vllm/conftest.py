@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "packages" / "kvtriage-vllm-cpu"
+
+START_S = 900.0
+"""A server takes half a minute to start on two quiet cores."""
 
 Serve = Callable[..., Any]
 """(model folder, *arguments, ranks) → a context of a server that is ready."""
@@ -48,35 +51,46 @@ def vllm_python() -> str:
 
 
 @pytest.fixture(scope="session")
-def serve(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Serve:
-    """Small servers with the extension and the CPU plug-in, computing in float32."""
-    from kvtriage.engines.vllm.observer import EXTENSION, INSIDE
-    from kvtriage.engines.vllm.server import Launch, Recipe, launch
-
+def vllm_environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """Small servers with the plug-in, of one process and no compiler."""
     found_here = tmp_path_factory.mktemp("entry_points")
     put_where_vllm_finds_it(found_here)
+    return {
+        "PYTHONPATH": os.pathsep.join(map(str, (PLUGIN / "src", found_here))),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "TORCHDYNAMO_DISABLE": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+@pytest.fixture(scope="session")
+def serve(vllm_python: str, vllm_environment: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """Small servers with the extension and the CPU plug-in, computing in float32."""
+    from kvtriage.engines.vllm.observer import EXTENSION, INSIDE
+    from kvtriage.engines.vllm.recipe import cpu_environment
+    from kvtriage.engines.vllm.server import Launch, Recipe, launch
+
     logs = tmp_path_factory.mktemp("logs")
 
     @contextmanager
-    def served(model: Path, *arguments: str, ranks: int = 1) -> Iterator[Server]:
+    def served(model: Path, *arguments: str, ranks: int = 1, max_model_len: int = 256) -> Iterator[Server]:
+        parallel = ("--tensor-parallel-size", str(ranks))
         command = (
             *(vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
-            *("--dtype", "float32", "--enforce-eager", "--max-model-len", "256"),
-            *("--tensor-parallel-size", str(ranks), "--worker-extension-cls", EXTENSION),
+            *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(max_model_len)),
+            *(*parallel, "--worker-extension-cls", EXTENSION),
             *arguments,
         )
         environment = {
-            "PYTHONPATH": os.pathsep.join(map(str, (INSIDE, PLUGIN / "src", found_here))),
+            **vllm_environment,
+            **cpu_environment(parallel, "auto", {}, sorted(os.sched_getaffinity(0)), nodes=1),
+            "PYTHONPATH": os.pathsep.join((str(INSIDE), vllm_environment["PYTHONPATH"])),
             "VLLM_SERVER_DEV_MODE": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if ranks == 1 else "1",
-            "TORCHDYNAMO_DISABLE": "1",
-            "HF_HUB_OFFLINE": "1",
         }
         if ranks > 1:
-            cores = sorted(os.sched_getaffinity(0))
-            environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(cores[i % len(cores)]) for i in range(ranks))
-        with launch(Recipe(command, environment), "server", Launch(logs, lambda text: None, 300.0)) as server:
+            environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+        with launch(Recipe(command, environment), "server", Launch(logs, lambda text: None, START_S)) as server:
             yield server
 
     return served

@@ -120,7 +120,7 @@ def test_the_overlay_loads_and_its_scales_are_live_to_the_bit(
     heads_seen: dict[int, list[int]] = {}
     for layer in (layer for rank in live for layer in rank):
         assert layer.backend == BACKEND
-        assert layer.cache_dtype == ("float32" if layer.layer_idx in skip else "uint8")
+        assert layer.cache_dtype == ("bfloat16" if layer.layer_idx in skip else "uint8")
         heads = layer.heads or ()
         heads_seen.setdefault(layer.layer_idx, []).extend(heads)
         own = file[layer.layer_idx]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(PYTHON is None, reason="KVTRIAGE_VLLM_PYTHON nam
 def found() -> Any:
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
-        [str(PYTHON), str(HERE / "against_vllm.py")], env=environment, capture_output=True, text=True, timeout=300
+        [str(PYTHON), str(HERE / "against_vllm.py")], env=environment, capture_output=True, text=True, timeout=900
     )
     assert run.returncode == 0, run.stderr[-2000:]
     return json.loads(run.stdout.splitlines()[-1])
