@@ -16,11 +16,19 @@ from kvtriage.checkpoints.json_file import read_object
 from kvtriage.checkpoints.links import check_links, followed, is_plain_name
 from kvtriage.checkpoints.safetensors_file import ShardHeader, read_header
 from kvtriage.errors import ModelError
-from kvtriage.files import sha256_bytes, sha256_file
+from kvtriage.files import sha256_file
 from kvtriage.kvcache.declared import read_declared_cache
 from kvtriage.units import MIB
 
-__all__ = ["INDEX_NAME", "WEIGHTS_NAME", "ModelFolder", "load_model_folder", "load_side_file", "load_weight_headers"]
+__all__ = [
+    "INDEX_NAME",
+    "WEIGHTS_NAME",
+    "ModelFolder",
+    "load_model_config",
+    "load_model_folder",
+    "load_side_file",
+    "load_weight_headers",
+]
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -43,22 +51,22 @@ class ModelFolder:
     config: dict[str, object]
     architecture: str
     weight_map: dict[str, str]
-    """Tensor name to the file name it lies in; empty when the weights were not read."""
+    """Tensor name to the file name it lies in."""
     fingerprint: str
     """SHA-256 over config.json, the tokenizer's files and the whole of every weights file.
 
     Whole, because a planted fault changes neither a size nor a header. It costs one read of
     the weights: about half a second per GiB from the page cache with SHA instructions, else
-    what the disk takes. Without weights it covers config.json alone.
+    what the disk takes.
     """
     parameters: int
-    """Elements of all tensors; 0 when the weights were not read."""
+    """Elements of all tensors."""
     already_fp8: str | None = None
     """What the checkpoint itself says of its cache, in words, where it brings scales or an FP8 cache; None for most."""
 
 
-def load_model_folder(path: Path, *, trust_remote_code: bool, weights: bool = True) -> ModelFolder:
-    """Read and check a model folder; with `weights=False` its config.json alone.
+def load_model_folder(path: Path, *, trust_remote_code: bool) -> ModelFolder:
+    """Read and check a model folder.
 
     Raises ModelError: one sentence that names the file, and a hint.
     """
@@ -68,15 +76,23 @@ def load_model_folder(path: Path, *, trust_remote_code: bool, weights: bool = Tr
     if not trust_remote_code:
         _refuse_remote_code(folder / "config.json", config)
     already_fp8 = _already_fp8(folder, config)
-    if not weights:
-        fingerprint = sha256_bytes(b"config.json\0" + config_bytes)
-        return ModelFolder(folder, config, architecture, {}, fingerprint, 0, already_fp8)
     check_links(folder)
     tokenizer = _tokenizer_files(folder, trust_remote_code)
     weight_map, headers = _load_weight_map(folder)
     parameters = sum(headers[shard].tensors[name].elements for name, shard in weight_map.items())
     fingerprint = _fingerprint(folder, config_bytes, (*tokenizer, *sorted(headers)))
     return ModelFolder(folder, config, architecture, weight_map, fingerprint, parameters, already_fp8)
+
+
+def load_model_config(path: Path) -> tuple[Path, dict[str, object]]:
+    """The folder, absolute and without links, and its config.json, which may name code: nothing here would run it.
+
+    Raises ModelError.
+    """
+    folder = _existing_folder(path)
+    config, _ = _load_config(folder)
+    _architecture(folder, config)
+    return folder, config
 
 
 def _existing_folder(path: Path) -> Path:

@@ -42,11 +42,11 @@ def studentised_ends(readings: npt.NDArray[np.float64], confidence: float) -> tu
         return None
     own_mean, own_error = float(readings.mean()), float(readings.std(ddof=1)) / math.sqrt(n)
     draws = readings[np.random.default_rng(_SEED).integers(0, n, (_DRAWS, n))]
-    spread = np.ptp(draws, axis=1) > 0
-    if spread.mean() < 1 - _MOST_EQUAL:
+    spread = draws.std(axis=1, ddof=1)
+    told_apart = (np.ptp(draws, axis=1) > 0) & (spread > 0)
+    if told_apart.mean() < 1 - _MOST_EQUAL:
         return None
-    draws = draws[spread]
-    ratio = (draws.mean(axis=1) - own_mean) * math.sqrt(n) / draws.std(axis=1, ddof=1)
+    ratio = (draws[told_apart].mean(axis=1) - own_mean) * math.sqrt(n) / spread[told_apart]
     tail = (1 - confidence) / 2
     low, high = np.quantile(ratio, [tail, 1 - tail])
     return own_mean - float(high) * own_error, own_mean - float(low) * own_error

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from kvtriage.checkpoints.model_folder import ModelFolder, load_model_folder
+from kvtriage.checkpoints.model_folder import ModelFolder, load_model_config, load_model_folder
 from kvtriage.errors import ModelError
 
 FolderMaker = Callable[..., Path]
@@ -43,11 +43,16 @@ def test_shards_and_single_file_hold_the_same(make_folder: FolderMaker) -> None:
     assert len(set(two.weight_map.values())) == 2
 
 
-def test_without_weights_config_json_is_enough(tmp_path: Path) -> None:
+def test_the_config_is_read_alone_and_may_name_code(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "auto_map": {"AutoConfig": "own"}}')
+    folder, config = load_model_config(tmp_path)
+    assert (folder, config["architectures"]) == (tmp_path.resolve(), ["LlamaForCausalLM"])
+    with pytest.raises(ModelError, match="auto_map"):
+        load(tmp_path)
+
+
+def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    model = load_model_folder(tmp_path, trust_remote_code=False, weights=False)
-    assert model.weight_map == {}
-    assert model.parameters == 0
     with pytest.raises(ModelError, match="no tokenizer"):
         load(tmp_path)
 

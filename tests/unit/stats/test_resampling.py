@@ -29,8 +29,14 @@ def test_readings_that_lean_move_the_ends_to_that_side() -> None:
 
 @pytest.mark.parametrize(
     "readings",
-    [[0.1 * i for i in range(FEWEST_RESAMPLED - 1)], [0.3] * 12, [0.0] * 11 + [1.0], list(range(MOST_RESAMPLED + 1))],
-    ids=["few", "equal", "lumps", "many"],
+    [
+        [0.1 * i for i in range(FEWEST_RESAMPLED - 1)],
+        [0.3] * 12,
+        [0.0] * 11 + [1.0],
+        [0.0] * 4 + [1.0] * 3 + [1e-308],
+        list(range(MOST_RESAMPLED + 1)),
+    ],
+    ids=["few", "equal", "lumps", "nearly", "many"],
 )
 def test_where_it_has_nothing_to_add(readings: list[float]) -> None:
     assert studentised_ends(np.array(readings, np.float64), 0.95) is None
