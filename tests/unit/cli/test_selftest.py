@@ -31,7 +31,7 @@ def test_a_missing_package_is_named_with_its_cure(
     assert main(["selftest"]) == 4
     table = capsys.readouterr().out
     assert "not installed; 2.6 or newer is needed" in table
-    assert "-> pip install 'kvtriage[engine]'" in table
+    assert "-> pip install '.[engine]'" in table
 
 
 @pytest.mark.parametrize(
