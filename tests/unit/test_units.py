@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtriage.units import GIB, MIB, format_bytes_alike, format_rough, parse_short_number
+from kvtriage.units import GIB, MIB, format_bytes_alike, format_change, format_rough, parse_short_number
 
 
 def test_amounts_to_be_compared_share_a_unit() -> None:
@@ -14,6 +14,11 @@ def test_what_is_nothing_chooses_no_unit() -> None:
     assert format_bytes_alike((0, 40 * GIB)) == ("0.0 GiB", "40.0 GiB")
     assert format_bytes_alike((0, 9)) == ("0 B", "9 B")
     assert format_bytes_alike(()) == ()
+
+
+def test_a_change_that_rounds_to_nothing_has_no_sign() -> None:
+    changes = (1.331, 0.7, 1.0004, 0.9996, 1)
+    assert [format_change(ratio) for ratio in changes] == ["+33.1%", "-30.0%", "0.0%", "0.0%", "0.0%"]
 
 
 def test_a_rough_figure_has_two_digits() -> None:

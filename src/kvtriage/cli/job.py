@@ -111,7 +111,8 @@ def embedded() -> Wiring:
         from kvtriage.engines.embedded.tokenizer import load_tokenizer
     except ImportError as error:
         raise EngineError(
-            f"the embedded engine cannot start: {error}", hint="pip install 'kvtriage[engine]', then kvtriage selftest"
+            f"the embedded engine cannot start: {error}",
+            hint="pip install '.[engine]' in kvtriage's folder, then kvtriage selftest",
         ) from error
     return Wiring(load_tokenizer, open_engine, resolve_device)
 

@@ -43,7 +43,9 @@ def _rows(subject: Subject, arms: list[str], timed: list[str]) -> Iterator[dict[
         from kvtriage.engines.vllm.scoring import KL_TOP_K, score_body
         from kvtriage.engines.vllm.timing import stream_body
     except ImportError as error:
-        raise EngineError(f"requests cannot be shown: {error}", hint="pip install 'kvtriage[vllm]'") from error
+        raise EngineError(
+            f"requests cannot be shown: {error}", hint="pip install '.[vllm]' in kvtriage's folder"
+        ) from error
     plan = subject.plan
     model, path = plan.model.path, "/v1/completions"
     for item in subject.items:

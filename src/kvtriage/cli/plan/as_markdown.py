@@ -9,12 +9,14 @@ from kvtriage.cli.plan.as_text import describe_layers
 from kvtriage.cli.plan.engine_text import BEST_TRADES
 from kvtriage.cli.plan.rows import (
     COLUMNS,
+    SKIP_COLUMNS,
     Row,
     announced,
     band_rows,
     cause_rows,
     gain_rows,
     memory_words,
+    overlap_words,
     pool_rows,
     price_rows,
     rank_lines,
@@ -67,11 +69,13 @@ def _engine(answer: PlanAnswer, engine: EngineAnswer, *, in_full: bool) -> Itera
         yield "A band, not a promise: the server's own figure, put into `--memory`, makes the rest exact."
     yield memory_words(answer, engine)
     yield table(COLUMNS, [*price_rows(question, engine), *(pool_rows(engine) if in_full else ())])
+    if words := overlap_words(engine):
+        yield words
     if in_full and isinstance(engine.policy, Explanation):
         yield table(("from held to reserved", "a request", "tokens"), cause_rows(engine.policy))
     if engine.skip_costs:
-        header = ("longest / batched", "all FP8", "this policy", "skip costs of the line", "of what is held")
-        yield table(header, skip_cost_rows(question, engine))
+        yield "What the skip costs"
+        yield table(SKIP_COLUMNS, skip_cost_rows(question, engine))
     if engine.trades and answer.starts:
         trades = engine.trades if in_full else engine.trades[:BEST_TRADES]
         yield table(("other settings", "tokens", "against now", "what it costs"), trade_rows(trades))

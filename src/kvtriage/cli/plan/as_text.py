@@ -12,10 +12,13 @@ from kvtriage.cli.plan.rows import announced, rank_lines
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.price import LayerPrice, Worksheet, price_layers
 from kvtriage.kvcache.spec import CacheSpec, IndexKeys, LayerKind, LayerSpec, SideCache, StateTensor
+from kvtriage.kvcache.support.backend_choice import Serving, pick_backend
 from kvtriage.kvcache.support.findings import Finding, Severity
 from kvtriage.units import format_bytes, format_tokens
 
 __all__ = ["describe_layers", "render_plan"]
+
+PACKED = "fp8_ds_mla"
 
 
 def render_plan(answer: PlanAnswer, *, in_full: bool = False) -> str:
@@ -246,12 +249,22 @@ def _serving_text(question: Question) -> str:
     if policy.skip_layers and not policy.is_native:
         noun = "layer" if len(policy.skip_layers) == 1 else "layers"
         lines.append(wrap(f"In BF16: {noun} {_ranges(policy.skip_layers)}"))
-    calibrated = policy.scaling in (Scaling.PER_TENSOR, Scaling.PER_HEAD)
-    lines.append("vllm serve, with a checkpoint that holds the scales:" if calibrated else "vllm serve:")
+    lines.append("vllm serve, with a checkpoint that holds the scales:" if _reads_scales(question) else "vllm serve:")
     lines.append(indented(" ".join(serve_words(question))))
     if question.typed.layout is not None:
         lines.append(f"  in an environment with VLLM_KV_CACHE_LAYOUT={question.typed.layout}")
     return "\n".join(lines)
+
+
+def _reads_scales(question: Question) -> bool:
+    """Whether the policy's scales come from the checkpoint: not where the engine packs FP8 with scales of its own."""
+    policy, backend = question.policy, question.typed.attention_backend
+    if policy.scaling not in (Scaling.PER_TENSOR, Scaling.PER_HEAD) or question.declared.cache_dtype == PACKED:
+        return False
+    if question.gpu is None:
+        return True
+    serving = Serving(backend=None if backend is None else backend.value, declared=question.declared)
+    return not pick_backend(question.spec, policy, question.gpu, serving).computes_scales
 
 
 def _ranges(layers: Sequence[int]) -> str:

@@ -26,6 +26,8 @@ from kvtriage.kvcache.policy import Scaling
 
 __all__ = ["plan_command"]
 
+TOLD = "the answer says why"
+
 
 @click.command("plan", cls=PlanCommand, short_help="Price a cache policy from a config.json.")
 @click.argument("model", required=False)
@@ -184,30 +186,36 @@ def _plan(model: str, asked: Asked, form: str, *, in_full: bool) -> int:
             from kvtriage.cli.plan.as_text import render_plan
 
             click.echo(render_plan(found, in_full=in_full), nl=False)
-    _raise_refusal(found)
+    _raise_refusal(found, is_told=form != "json")
     return 0
 
 
-def _raise_refusal(found: PlanAnswer) -> None:
+def _raise_refusal(found: PlanAnswer, *, is_told: bool) -> None:
+    """`is_told` where the answer says in words what vLLM refuses: the error then does not say it again."""
+    because = TOLD if is_told else ""
     if found.unmodelled is not None and found.question.memory is not None:
         raise UnsupportedModel(
-            f"the engine's figures cannot be told: {found.unmodelled}",
+            f"the engine's figures cannot be told: {because or found.unmodelled}",
             hint="what the cache holds is above; leave --memory out to ask for that alone",
         )
     if found.refusal is not None:
-        raise StudyError(f"vLLM would not start: {found.refusal.detail}", hint=_way_out(found, found.refusal))
+        raise StudyError(
+            f"vLLM would not start: {because or found.refusal.detail}", hint=_way_out(found, found.refusal)
+        )
     if found.question.declared.refused is not None:
         raise ModelError(
-            f"vLLM does not load this checkpoint: {found.question.declared.refused}",
+            f"vLLM does not load this checkpoint: {because or found.question.declared.refused}",
             hint="ask about another checkpoint of the model; what the cache would hold is above",
         )
     for finding in found.refused_by:
-        raise StudyError(f"vLLM would not start: {finding.sentence}", hint=finding.hint)
+        raise StudyError(f"vLLM would not start: {because or finding.sentence}", hint=finding.hint)
 
 
 def _way_out(found: PlanAnswer, refusal: Refusal) -> str:
+    """In flags that plan takes; a layout is an environment variable of the server."""
     if found.way_out:
-        return f"it would with {' or '.join(found.way_out)}"
+        flags = [flag.replace("VLLM_KV_CACHE_LAYOUT=", "--kv-cache-layout ") for flag in found.way_out]
+        return f"ask again with {' or '.join(flags)}"
     if refusal.reason in (Reason.REQUEST, Reason.MEMORY, Reason.LENGTH):
         return "give it more --memory, a lower --max-model-len, or --max-model-len auto for the longest that fits"
     if refusal.reason in (Reason.HEADS, Reason.CONTEXT_PARALLEL, Reason.STAGES):

@@ -8,10 +8,12 @@ from kvtriage.cli.plan.answer import EngineAnswer, PlanAnswer, Question
 from kvtriage.cli.plan.paragraphs import hanging, table, wrap
 from kvtriage.cli.plan.rows import (
     COLUMNS,
+    SKIP_COLUMNS,
     band_rows,
     cause_rows,
     gain_rows,
     memory_words,
+    overlap_words,
     pool_rows,
     price_rows,
     skip_cost_rows,
@@ -28,6 +30,8 @@ __all__ = ["BEST_TRADES", "render_engine"]
 
 BEST_TRADES = 3
 """So many are shown to who did not ask for all."""
+WORTH_SAYING = 0.01
+"""Of the line: a skip that costs so little beyond what it holds needs no explaining."""
 
 
 def render_engine(answer: PlanAnswer, engine: EngineAnswer, *, in_full: bool) -> Iterator[str]:
@@ -37,6 +41,8 @@ def render_engine(answer: PlanAnswer, engine: EngineAnswer, *, in_full: bool) ->
         yield _band(question, engine)
     if any(isinstance(each, Explanation) for each in (engine.bf16, engine.fp8, policy)):
         yield _prices(answer, engine, in_full=in_full)
+    if words := overlap_words(engine):
+        yield wrap(words)
     yield from _others_refused(answer, engine)
     if isinstance(policy, Explanation):
         if in_full:
@@ -48,7 +54,7 @@ def render_engine(answer: PlanAnswer, engine: EngineAnswer, *, in_full: bool) ->
             )
     if engine.skip_costs:
         yield _skip_costs(question, engine)
-        if isinstance(policy, Explanation) and (why := _in_flight(question, policy)):
+        if isinstance(policy, Explanation) and (why := _in_flight(question, engine, policy)):
             yield why
     if engine.trades and answer.starts:
         yield _trades(engine.trades if in_full else engine.trades[:BEST_TRADES], len(engine.trades))
@@ -83,14 +89,14 @@ def _causes(policy: Explanation) -> str:
 
 
 def _skip_costs(question: Question, engine: EngineAnswer) -> str:
-    header = ("longest / batched", "all FP8", "this policy", "of line", "of held")
-    return "What the skip costs, of the tokens in the line and of what is held\n" + table(
-        [header, *skip_cost_rows(question, engine)], (-33, 14, 14, 9, 8)
-    )
+    return "What the skip costs\n" + table([SKIP_COLUMNS, *skip_cost_rows(question, engine)], (-29, 12, 13, 14, 10))
 
 
-def _in_flight(question: Question, policy: Explanation) -> str:
-    """Why a skip of windows costs more in the line than in bytes; '' where that is not why."""
+def _in_flight(question: Question, engine: EngineAnswer, policy: Explanation) -> str:
+    """Why a skip of windows costs more in the line than in bytes; '' where that is not why, or it does not."""
+    cost, leaner = engine.skip_costs[0], engine.skip_costs[1:]
+    if cost.tokens_share - cost.held_share / (1 + cost.held_share) < WORTH_SAYING:
+        return ""
     windows = [
         layer.window_tokens
         for layer in question.spec.layers
@@ -100,11 +106,12 @@ def _in_flight(question: Question, policy: Explanation) -> str:
     if not windows or not derives or all(cause.kind is not CauseKind.IN_FLIGHT for cause in policy.causes):
         return ""
     flying = serving_limits(question.spec, question.args, 0).tokens_in_flight
+    cheap = any(each.tokens_share < cost.tokens_share / 2 for each in leaner)
     return wrap(
         f"A layer with a window of {format_tokens(max(windows))} holds that many tokens of a request. When the engine "
         f"admits one, it reserves for the tokens in flight too ({format_tokens(flying)}, or the whole request where "
-        "that is shorter), and in BF16 each of those takes twice the bytes. Fewer in flight, or longer requests, make "
-        "the skip cheap."
+        "that is shorter), and in BF16 each of those takes twice the bytes."
+        + (" Fewer in flight, or longer requests, make the skip cheaper." if cheap else "")
     )
 
 

@@ -18,6 +18,7 @@ from kvtriage.units import format_bytes, format_bytes_alike, format_change, form
 
 __all__ = [
     "COLUMNS",
+    "SKIP_COLUMNS",
     "Row",
     "announced",
     "band_rows",
@@ -25,6 +26,7 @@ __all__ = [
     "gain_rows",
     "log_lines",
     "memory_words",
+    "overlap_words",
     "pool_rows",
     "price_rows",
     "rank_lines",
@@ -34,6 +36,7 @@ __all__ = [
 
 Row = tuple[str, ...]
 COLUMNS: Row = ("", "all BF16", "all FP8", "this policy")
+SKIP_COLUMNS: Row = ("longest / batched", "all FP8", "this policy", "fewer tokens", "more held")
 NONE = "-"
 
 CAUSES: Mapping[CauseKind, str] = {
@@ -61,12 +64,34 @@ def announced(answer: PlanAnswer) -> tuple[str, Row] | None:
         return None
     if not isinstance(engine.policy.outcome, Capacity):
         return None
-    how = "will print"
-    if engine.memory.band is not None:
-        how = "would print, with the likely memory"
+    how = "would print about" if engine.is_rough else "will print"
     if args.version.caveats():
         how = "may print (it is modelled in part, see below)"
-    return f"At its start vLLM {args.version} {how}", log_lines(engine.policy.outcome, args)
+    lines = _band_lines(answer.question, engine, engine.policy.outcome)
+    return f"At its start vLLM {args.version} {how}", lines or log_lines(engine.policy.outcome, args)
+
+
+def _band_lines(question: Question, engine: EngineAnswer, likely: Capacity) -> Row:
+    """The two figures of the line from worst to best; () where the memory is given."""
+    band, args = engine.memory.band, question.args
+    if band is None:
+        return ()
+    low, high = (reserve(question.spec, question.policy, args, size) for size in (band.low_bytes, band.high_bytes))
+    tokens = _range(*(_reported(found, args, lambda line: line.tokens) for found in (low, likely, high)))
+    times = _range(*(_reported(found, args, lambda line: line.max_concurrency) for found in (low, likely, high)))
+    length = f"{likely.max_model_len:,}" if args.max_model_len != AUTO_LENGTH else "max_model_len"
+    said = f"GPU KV cache size: {tokens} tokens", f"Maximum concurrency for {length} tokens per request: {times}"
+    return said if isinstance(low, Capacity) else (*said, "at worst it would not start for want of memory")
+
+
+def _reported(found: Capacity | Refusal, args: EngineArgs, read: Callable[[CapacityLine], float]) -> float | None:
+    return read(found.reported(args.version)) if isinstance(found, Capacity) else None
+
+
+def _range(low: float | None, likely: float | None, high: float | None) -> str:
+    """'2,000,000 to 2,500,000, likely 2,400,000'; 'up to 74, likely 50' where the worst is none."""
+    worst, usual, best = ("" if value is None else format_rough(value) for value in (low, likely, high))
+    return f"{f'{worst} to' if worst else 'up to'} {best}, likely {usual}"
 
 
 def log_lines(capacity: Capacity, args: EngineArgs) -> Row:
@@ -81,10 +106,10 @@ def memory_words(answer: PlanAnswer, engine: EngineAnswer) -> str:
     """'vLLM 0.32.0, 16.0 GiB of cache memory on each GPU, one request of 32,768 tokens'."""
     question, args = answer.question, answer.question.args
     on_each = " on each GPU" if args.tensor_parallel_size * args.pipeline_parallel_size > 1 else ""
-    likely = "likely " if engine.memory.band is not None else ""
+    likely, rounded = ("likely ", "; tokens are rounded") if engine.is_rough else ("", "")
     return (
         f"vLLM {args.version}, {likely}{format_bytes(engine.memory.available_bytes)} of cache memory{on_each}, "
-        f"one request of {format_tokens(question.context_len)} tokens{', if it started' if answer.refused_by else ''}"
+        f"one request of {format_tokens(question.context_len)} tokens{', if it started' if answer.refused_by else ''}{rounded}"
     )
 
 
@@ -102,7 +127,10 @@ def band_rows(question: Question, engine: EngineAnswer) -> Iterator[Row]:
     version = question.args.version
     yield (
         "reported tokens",
-        *(_many(found.reported(version).tokens) if isinstance(found, Capacity) else "refused" for found in outcomes),
+        *(
+            format_rough(found.reported(version).tokens) if isinstance(found, Capacity) else "refused"
+            for found in outcomes
+        ),
     )
 
 
@@ -115,15 +143,39 @@ def price_rows(question: Question, engine: EngineAnswer) -> Iterator[Row]:
     if overlaps:
         yield _prices(engine, "  if steps overlap", _overlapped_bytes)
     yield _prices(engine, "reserved for it", lambda each: each.reserved.reserved_bytes)
-    yield _figures(engine, "reported tokens", lambda found: _many(found.reported(version).tokens))
-    yield _figures(engine, "requests at once", lambda found: f"{found.reported(version).max_concurrency:,.2f}")
+    many = _many_of(engine)
+    times = format_rough if engine.is_rough else "{:,.2f}".format
+    yield _figures(engine, "reported tokens", lambda found: many(found.reported(version).tokens))
+    yield _figures(engine, "requests at once", lambda found: times(found.reported(version).max_concurrency))
+
+
+def overlap_words(engine: EngineAnswer) -> str:
+    """Why a step may hold more than is reserved; '' where none does.
+
+    Of vLLM 0.32.0: v1/core/single_type_kv_cache_manager.py:1615-1641 frees a state once the step after it has ended,
+    and v1/kv_cache_interface.py:1076-1082 reserves two.
+    """
+    priced = [each for each in _policies(engine) if isinstance(each, Explanation)]
+    if all(each.peak_overlapped is None or each.peak_overlapped.blocks <= each.reserved.blocks for each in priced):
+        return ""
+    return (
+        "Where steps overlap, the peak lies above what is reserved, and that is the engine's own doing: with prefix "
+        "caching it reserves two states for a request, and while one chunk still runs and the next is scheduled its "
+        "prefill holds a third for a step. Where no block is free for it, a request waits."
+    )
 
 
 def pool_rows(engine: EngineAnswer) -> Iterator[Row]:
     """The same of the pool's blocks."""
     yield _figures(engine, "bytes of a block", lambda found: _many(found.pool.bytes_per_block))
-    yield _figures(engine, "blocks", lambda found: _many(found.num_blocks))
+    many = _many_of(engine)
+    yield _figures(engine, "blocks", lambda found: many(found.num_blocks))
     yield _figures(engine, "blocks reserved", lambda found: _many(found.blocks_per_request))
+
+
+def _many_of(engine: EngineAnswer) -> Callable[[int], str]:
+    """How a figure is told that follows from the memory."""
+    return format_rough if engine.is_rough else _many
 
 
 def _policies(engine: EngineAnswer) -> tuple[Explanation | Refusal, ...]:
@@ -190,15 +242,20 @@ def _setting_words(args: EngineArgs, max_model_len: int) -> str:
     return f"{length} / {args.max_num_batched_tokens:,} / {'async' if args.async_scheduling else 'no async'}"
 
 
+def _share(share: float) -> str:
+    """'25.1%'; '-11.0%' where it is a gain."""
+    return format_change(1 + share).removeprefix("+")
+
+
 def skip_cost_rows(question: Question, engine: EngineAnswer) -> Iterator[Row]:
-    """Settings; tokens of all FP8 and of this policy; what the skip costs of the line, and of what is held."""
+    """Settings; tokens of all FP8 and of this policy; how many fewer these are, and how much more a request holds."""
     for cost in engine.skip_costs:
         yield (
             _setting_words(cost.args, cost.args.max_model_len or question.spec.max_model_len),
             _many(cost.fp8_tokens),
             _many(cost.policy_tokens),
-            f"{cost.tokens_share:.1%}",
-            f"{cost.held_share:.1%}",
+            _share(cost.tokens_share),
+            _share(cost.held_share),
         )
 
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
-from kvtriage.cli.plan.answer import Question
+from kvtriage.cli.plan.answer import Memory, Question, serve_words
 from kvtriage.cli.plan.as_json import Json, args_json, refusal_json
 from kvtriage.cli.plan.as_markdown import escape, table
 from kvtriage.cli.plan.paragraphs import bullet, hanging, wrap
 from kvtriage.cli.plan.plot import Panel, Point, draw_text
 from kvtriage.cli.plan.rows import Row
 from kvtriage.errors import StudyError
-from kvtriage.kvcache.engine_args import EngineArgs
+from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.prices.pareto import FrontPoint, Kept, pareto
 from kvtriage.kvcache.prices.sweep import SweepRow, list_policies, sweep
-from kvtriage.kvcache.spec import CacheSpec, LayerKind
+from kvtriage.kvcache.spec import LayerKind
 from kvtriage.kvcache.support.findings import Severity
-from kvtriage.units import format_bytes, format_tokens
+from kvtriage.units import format_bytes, format_rough, format_tokens
 
 __all__ = [
     "MOST_ROWS",
@@ -34,17 +34,21 @@ __all__ = [
 
 MOST_ROWS = 1_000_000
 NAMES_SHOWN = 3
+BEST = 3
+"""So many of the front have their flags printed."""
+BASELINES = ("BF16", "FP8")
 
 
 @dataclass(frozen=True)
 class Sweep:
     """`front` are the policies that nobody would pass over, by layers kept; `rows` are all there are.
 
-    `assumed` is what neither config.json nor a flag says, `notes` what is known of the release and of the GPU.
+    `own` are the layers of the user's own sets that hold K and V, each set as a row has it. `assumed` is what neither
+    config.json nor a flag says, `notes` what is known of the release and of the GPU.
     """
 
-    spec: CacheSpec
-    args: EngineArgs
+    question: Question
+    own: frozenset[tuple[int, ...]]
     assumed: tuple[str, ...]
     notes: tuple[str, ...]
     num_policies: int
@@ -55,6 +59,29 @@ class Sweep:
     def servers(self) -> tuple[tuple[int, int], ...]:
         """(context, memory), in their order."""
         return tuple(self._rows_by_server)
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether the memory is a guess, and with it the tokens."""
+        return self.question.memory is not None and self.question.memory.band is not None
+
+    def is_own(self, row: SweepRow) -> bool:
+        return row.skip_layers in self.own
+
+    def is_wanted(self, row: SweepRow) -> bool:
+        """Whether the row is shown whatever the others are."""
+        return row.name in BASELINES or self.is_own(row)
+
+    def serve(self, row: SweepRow) -> str:
+        """The flags that print the row's tokens."""
+        question = self.question
+        policy = CachePolicy.native(question.spec.num_layers)
+        if row.name != BASELINES[0]:
+            scaling = question.policy.scaling or Scaling.UNIT
+            policy = CachePolicy.fp8(question.spec.num_layers, scaling, row.skip_layers)
+        memory = question.memory if self.is_rough else Memory(row.memory_bytes)
+        args = replace(question.args, max_model_len=row.context_len)
+        return " ".join(serve_words(replace(question, policy=policy, args=args, memory=memory)))
 
     def rows_of(self, server: tuple[int, int]) -> Sequence[SweepRow]:
         return self._rows_by_server[server]
@@ -98,11 +125,18 @@ def run_sweep(question: Question, own: Sequence[Sequence[int]], memories: Sequen
     said = tuple(each for each in question.said if not each.startswith("max_model_len"))
     assumed = (*question.spec.assumed, *said)
     notes = tuple(_notes(question))
-    return Sweep(question.spec, question.args, assumed, notes, len(policies), rows, pareto(rows, Kept.LAYERS))
+    holders = {layer.layer_idx for layer in question.spec.layers if layer.holds_kv}
+    kept = frozenset(tuple(sorted(holders.intersection(layers))) for layers in own)
+    return Sweep(question, kept, assumed, notes, len(policies), rows, pareto(rows, Kept.LAYERS))
 
 
 def _notes(question: Question) -> Iterator[str]:
     """Also what holds for layers kept in BF16, which the question itself names none of."""
+    if question.memory is not None and (band := question.memory.band) is not None:
+        yield (
+            f"the memory is the likely size of a band, from {format_bytes(band.low_bytes)} to "
+            f"{format_bytes(band.high_bytes)}: the tokens are rounded"
+        )
     is_recurrent = LayerKind.STATE in question.spec.kinds
     yield from question.args.version.caveats(skips_layers=True, is_recurrent=is_recurrent)
     if question.declared.refused is not None:
@@ -119,7 +153,7 @@ def _notes(question: Question) -> Iterator[str]:
 
 def render_sweep(found: Sweep) -> str:
     """For every context and memory: the front as a table, a plot of everything, and what was refused."""
-    parts = [f"{found.spec.model_type}: {found.num_policies} policies, vLLM {found.args.version}"]
+    parts = [_title(found)]
     if found.assumed:
         parts.append("\n".join(bullet(f"assumed: {each}") for each in found.assumed))
     parts += [wrap(f"Note: {note}.") for note in found.notes]
@@ -127,31 +161,75 @@ def render_sweep(found: Sweep) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _title(found: Sweep, bold: str = "") -> str:
+    question = found.question
+    name = f"{bold}{question.spec.model_type}{bold}"
+    return f"{name}: {found.num_policies} policies, vLLM {question.args.version}"
+
+
 def _server_text(found: Sweep, server: tuple[int, int]) -> str:
     context_len, memory_bytes = server
     rows = found.rows_of(server)
-    front = found.front_of(server)
     lines = [f"Requests of {format_tokens(context_len)} tokens, {format_bytes(memory_bytes)} of cache memory"]
-    if front:
+    if table_rows := list(_table_rows(found, server)):
         lines.append(_columns(("in BF16", "tokens", "of BF16", "held", "")))
-        lines += [_columns(row) for row in map(_front_row, front)]
+        lines += map(_columns, table_rows)
+    if found.front_of(server):
         lines += ["", draw_text(_panel(found, server))]
-    lines += _refused(rows)
+    lines += map(wrap, _refused(rows))
     if any(row.gains_by_skipping for row in rows):
         names = [row.name for row in rows if row.gains_by_skipping]
         lines.append(wrap(f"More tokens than all FP8, against the worksheet: {_some(names)}."))
+    if flags := list(_flags(found, server)):
+        lines += ["", "vllm serve, the best of them and your own sets"]
+        lines += [f"{hanging('  ', name)}\n{hanging('    ', words)}" for name, words in flags]
     return "\n".join(lines)
 
 
-def _front_row(point: FrontPoint) -> Row:
-    best = point.rows[0]
+def _table_rows(found: Sweep, server: tuple[int, int]) -> Iterator[Row]:
+    """The front; then BF16, FP8 and the user's own sets where they are not on it."""
+    shown: set[str] = set()
+    for point in found.front_of(server):
+        rows = sorted(point.rows, key=lambda row: not found.is_wanted(row))
+        wanted = sum(map(found.is_wanted, rows))
+        shown.update(row.name for row in rows)
+        yield _row(found, rows[0], _some([_named(found, row) for row in rows], max(NAMES_SHOWN, wanted)))
+    for row in found.rows_of(server):
+        if found.is_wanted(row) and row.name not in shown:
+            yield _row(found, row, f"{_named(found, row)}: {_why_not(row)}")
+
+
+def _why_not(row: SweepRow) -> str:
+    """Why a row is on no front."""
+    return "another keeps as much and reports as much or more" if row.refusal is None else "vLLM would not start"
+
+
+def _named(found: Sweep, row: SweepRow) -> str:
+    return f"{row.name} (yours)" if found.is_own(row) else row.name
+
+
+def _row(found: Sweep, row: SweepRow, names: str) -> Row:
+    many = format_rough if found.is_rough else format_tokens
     return (
-        str(point.kept),
-        format_tokens(point.reported_tokens),
-        "-" if best.ratio is None else f"{best.ratio:.3f}x",
-        "-" if best.held_bytes is None else format_bytes(best.held_bytes),
-        _some([row.name for row in point.rows]),
+        str(len(row.skip_layers)),
+        "refused" if row.reported_tokens is None else many(row.reported_tokens),
+        "-" if row.ratio is None else f"{row.ratio:.3f}x",
+        "-" if row.held_bytes is None else format_bytes(row.held_bytes),
+        names,
     )
+
+
+def _flags(found: Sweep, server: tuple[int, int]) -> Iterator[tuple[str, str]]:
+    """Name and flags of the best of the front and of the user's own sets; none where vLLM starts with none of them."""
+    question = found.question
+    if question.declared.refused is not None:
+        return
+    best = [point.rows[0] for point in found.front_of(server)[:BEST]]
+    rows = [*best, *(row for row in found.rows_of(server) if found.is_own(row) and row.refusal is None)]
+    refused = any(finding.severity is Severity.REFUSED for finding in question.findings)
+    for row in {row.name: row for row in rows}.values():
+        if not refused or row.name == BASELINES[0]:
+            yield _named(found, row), found.serve(row)
 
 
 def _columns(row: Row) -> str:
@@ -159,9 +237,9 @@ def _columns(row: Row) -> str:
     return hanging(start, row[4])
 
 
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:NAMES_SHOWN])
-    return shown if len(names) <= NAMES_SHOWN else f"{shown} and {len(names) - NAMES_SHOWN} more"
+def _some(names: Sequence[str], most: int = NAMES_SHOWN) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def _refused(rows: Sequence[SweepRow]) -> Iterator[str]:
@@ -171,7 +249,7 @@ def _refused(rows: Sequence[SweepRow]) -> Iterator[str]:
         hit = [row for row in rows if row.refusal is not None and row.refusal.reason is reason]
         refusal = hit[0].refusal
         detail = "" if refusal is None else refusal.detail
-        yield wrap(f"vLLM would not start with {count} of {len(rows)} ({_some([row.name for row in hit])}): {detail}.")
+        yield f"vLLM would not start with {count} of {len(rows)} ({_some([row.name for row in hit])}): {detail}."
 
 
 # --- a plot -----------------------------------------------------------------------------
@@ -190,7 +268,7 @@ def _panel(found: Sweep, server: tuple[int, int]) -> Panel:
         for row in found.rows_of(server)
         if row.reported_tokens is not None
     )
-    title = f"{found.spec.model_type}, {format_tokens(context_len)} tokens, {format_bytes(memory_bytes)}"
+    title = f"{found.question.spec.model_type}, {format_tokens(context_len)} tokens, {format_bytes(memory_bytes)}"
     return Panel(title, "layers kept in BF16", "reported tokens", points)
 
 
@@ -201,9 +279,9 @@ def sweep_json(found: Sweep) -> Json:
     """Every row, and the front; the form is in docs/reference/plan.md."""
     return {
         "schema": 1,
-        "model_type": found.spec.model_type,
-        "version": str(found.args.version),
-        "args": args_json(found.args),
+        "model_type": found.question.spec.model_type,
+        "version": str(found.question.args.version),
+        "args": args_json(found.question.args),
         "assumed": list(found.assumed),
         "notes": list(found.notes),
         "rows": [
@@ -224,13 +302,18 @@ def sweep_json(found: Sweep) -> Json:
 
 def render_sweep_markdown(found: Sweep) -> str:
     """The front of each context and memory as a table."""
-    parts = [f"**{found.spec.model_type}**: {found.num_policies} policies, vLLM {found.args.version}"]
-    if said := (*(f"assumed: {each}" for each in found.assumed), *found.notes):
-        parts.append("\n".join(f"- {escape(each)}" for each in said))
+    parts = [_title(found, "**")]
+    if found.assumed:
+        assumed = "\n".join(f"- {escape(each)}" for each in found.assumed)
+        parts.append(f"Neither config.json nor a flag says so; assumed:\n\n{assumed}")
+    parts += [f"Note: {escape(note)}." for note in found.notes]
     for server in found.servers:
         context_len, memory_bytes = server
         parts.append(f"Requests of {format_tokens(context_len)} tokens, {format_bytes(memory_bytes)} of cache memory")
-        rows = [(row[4], *row[:4]) for row in map(_front_row, found.front_of(server))]
+        rows = [(row[4], *row[:4]) for row in _table_rows(found, server)]
         parts.append(table(("policy", "layers in BF16", "tokens", "of BF16", "held"), rows))
-        parts += list(_refused(found.rows_of(server)))
+        parts += map(escape, _refused(found.rows_of(server)))
+        if flags := list(_flags(found, server)):
+            pasted = "\n".join(f"# {name}\nvllm serve MODEL {words}" for name, words in flags)
+            parts.append(f"```\n{pasted}\n```")
     return "\n\n".join(parts) + "\n"

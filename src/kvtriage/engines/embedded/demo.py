@@ -264,7 +264,7 @@ def _dequantize(model: DemoModel, gguf: Path, out: Path, on_step: Callable[[int]
                 raise StorageError(f"cannot convert {model.name}: the disk is full", hint=_MORE_SPACE)
             raise ModelError(
                 f"{model.name} could not be converted: {reason}",
-                hint="pip install 'kvtriage[engine,demo]' brings what the conversion needs",
+                hint="pip install '.[engine,demo]' in kvtriage's folder brings what the conversion needs",
             )
 
 

@@ -171,8 +171,8 @@ def _does_not_fit(pool: Pool, limits: ServingLimits, length: int, num_blocks: in
     return EngineRefused(
         "ValueError",
         Reason.REQUEST,
-        f"to serve one request of max_model_len {length:,} takes {format_bytes(needed)} and the null block, "
-        f"of {format_bytes(num_blocks * pool.bytes_per_block)}; the longest that fits is {longest:,}",
+        f"one request of max_model_len {length:,} takes {format_bytes(needed)} and the null block, and there are "
+        f"{format_bytes(num_blocks * pool.bytes_per_block)}; the longest that fits is {longest:,} tokens",
     )
 
 

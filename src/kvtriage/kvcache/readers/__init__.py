@@ -41,6 +41,10 @@ from kvtriage.kvcache.spec import CacheSpec
 __all__ = ["READERS", "Reader", "read_cache_spec"]
 
 
+NEAR = 0.75
+"""From here on, names are alike enough to be worth showing (of 1, as difflib counts)."""
+
+
 @dataclass(frozen=True)
 class Reader:
     """`read` makes the spec. `also` are the keys, of those that announce an unusual cache, that it understands:
@@ -184,15 +188,28 @@ def read_cache_spec(config: Mapping[str, object]) -> CacheSpec:
     if reader is None:
         raise UnsupportedModel(
             f"{architecture}, which config.json names in architectures, is not read by kvtriage",
-            hint=f"of the {len(READERS)} that it reads, these are nearest by name: {', '.join(_nearest(architecture))}",
+            hint=_unread(architecture),
         )
     spec = reader.read(fields)
     refuse_absurd_sizes(spec)
     return spec
 
 
-def _nearest(architecture: str) -> list[str]:
-    return difflib.get_close_matches(architecture, sorted(READERS), n=3, cutoff=0.0)
+def _unread(architecture: str) -> str:
+    """Names that are nearly this one, if any, and where to look."""
+    stems = {name: _stem(name) for name in sorted(READERS)}
+    close = difflib.get_close_matches(_stem(architecture), stems.values(), n=3, cutoff=NEAR)
+    near = [name for name, stem in stems.items() if stem in close][:3]
+    meant = f"near by name, and perhaps of another shape: {', '.join(near)}; " if near else ""
+    return (
+        f"{meant}docs/reference/models.md has all {len(READERS)} that are read; where you know the layers, "
+        "'kvtriage plan --cases' takes them as layer_runs (docs/reference/capacity.md)"
+    )
+
+
+def _stem(architecture: str) -> str:
+    """'Llama' of 'LlamaForCausalLM': what classes of every model end in makes no two of them alike."""
+    return architecture.partition("For")[0].removesuffix("Model")
 
 
 def _architecture(config: object) -> str:

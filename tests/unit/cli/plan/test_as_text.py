@@ -8,16 +8,20 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvtriage.cli.plan.answer import PlanAnswer
+from kvtriage.cli.plan.as_markdown import render_markdown
 from kvtriage.cli.plan.as_text import describe_layers, render_plan
 from kvtriage.cli.plan.engine_flags import EngineFlags
 from kvtriage.cli.plan.rows import CAUSES
 from kvtriage.errors import KvtriageError
 from kvtriage.kvcache.prices.causes import CauseKind
+from kvtriage.kvcache.prices.explain import Explanation
 from kvtriage.kvcache.spec import CacheSpec, IndexKeys, LayerKind, LayerSpec, StateTensor
 from kvtriage.kvcache.versions import EngineVersion
 from tests.unit.cli.plan.plans import answer_of, asked
 from tests.unit.kvcache.models import layer, spec_of
 from tests.unit.kvcache.readers.configs import GPT_OSS_20B, LLAMA
+from tests.unit.kvcache.readers.latent_configs import DEEPSEEK_V32
+from tests.unit.kvcache.readers.recurrent_configs import NEMOTRON_NANO
 
 STATE = StateTensor("s", (4, 4), 4)
 
@@ -53,9 +57,65 @@ def test_why_the_line_loses_more_than_the_bytes() -> None:
     assert "in BF16 each of those takes twice the bytes" in text
 
 
+GEMMA3_27B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 16,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+}
+
+
+def test_a_skip_that_gains_is_not_told_how_to_become_cheap() -> None:
+    """66,469 tokens with layer 0 in BF16, and 59,867 with all in FP8: the groups come out without padding."""
+    text = flat(text_of(GEMMA3_27B, skip="0", contexts=("16384",)))
+    assert "16,384 / 8,192 / async 59,867 66,469 -11.0%" in text
+    assert "the engine reports more than with all in FP8" in text
+    assert "twice the bytes" not in text
+
+
+@pytest.mark.parametrize("context", ["8192", "32768", "131072"])
+def test_what_the_skip_holds_more_follows_from_the_row_above(context: str) -> None:
+    answer = answer_of(GEMMA3_27B, asked(skip="sliding_window", contexts=(context,), memories=("64GiB",)))
+    assert answer.engine is not None
+    fp8, policy = answer.engine.fp8, answer.engine.policy
+    assert isinstance(fp8, Explanation)
+    assert isinstance(policy, Explanation)
+    more = policy.held.reserved_bytes / fp8.held.reserved_bytes - 1
+    assert answer.engine.skip_costs[0].held_share == more
+    assert f"{more:.1%}" in render_plan(answer)
+
+
+def test_a_skip_that_costs_next_to_nothing_needs_no_reason() -> None:
+    lean = EngineFlags(max_num_batched_tokens=512, async_scheduling=False)
+    text = flat(text_of(skip="0", contexts=("131072",), engine=lean))
+    assert "What the skip costs" in text
+    assert "twice the bytes" not in text
+
+
+def test_a_third_state_for_a_step_is_the_engines_own_doing() -> None:
+    how: dict[str, Any] = {"contexts": ("32768",)}
+    words = "its prefill holds a third for a step"
+    assert words in flat(text_of(NEMOTRON_NANO, **how))
+    assert words in render_markdown(answer_of(NEMOTRON_NANO, asked(**how)))
+    assert words not in flat(text_of(NEMOTRON_NANO, engine=EngineFlags(async_scheduling=False), **how))
+    assert words not in flat(text_of(NEMOTRON_NANO, engine=EngineFlags(enable_prefix_caching=False), **how))
+    assert words not in flat(text_of(skip="sliding_window"))
+
+
+def test_scales_that_the_engine_computes_are_asked_of_no_checkpoint() -> None:
+    """FLASHMLA_SPARSE packs FP8 with scales of its own, whatever the checkpoint brings."""
+    for gpu, reads in (("h100-80g", False), ("b200", True), (None, True)):
+        assert ("with a checkpoint that holds the scales" in text_of(DEEPSEEK_V32, gpu=gpu)) == reads, gpu
+
+
 def test_the_first_screen_is_the_answer() -> None:
     screen = text_of(skip="sliding_window").splitlines()[:24]
-    for word in ("GPU KV cache size: 695,981", "reserved for it", "929,341", "25.1%    0.4%", " 1.6%"):
+    for word in ("GPU KV cache size: 695,981", "reserved for it", "929,341", "25.1%      0.4%", " 1.6%"):
         assert any(word in line for line in screen), word
 
 

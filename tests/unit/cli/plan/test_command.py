@@ -95,7 +95,8 @@ def test_what_the_engine_would_refuse_is_priced_and_an_error(gpt_oss: Path) -> N
     result = invoke(str(gpt_oss), "--skip", "1")
     assert isinstance(result.exception, StudyError)
     assert result.exception.exit_code == 2
-    assert "--disable-hybrid-kv-cache-manager" in result.exception.hint
+    assert result.exception.hint == "ask again with --disable-hybrid-kv-cache-manager or --kv-cache-layout BLHNC"
+    assert result.exception.message == "vLLM would not start: the answer says why"
     assert "Held by one sequence of 131,072 tokens" in result.stdout
     assert "vLLM would not start (AssertionError)" in result.stdout
 
@@ -108,13 +109,15 @@ def test_the_way_out_is_one(gpt_oss: Path) -> None:
 
 def test_a_request_that_does_not_fit_is_refused_with_a_way_out(gpt_oss: Path) -> None:
     error = refusal(str(gpt_oss), "--memory", "1GiB")
-    assert "to serve one request of max_model_len 131,072" in error.message
+    assert error.message == "vLLM would not start: the answer says why"
+    told = refusal(str(gpt_oss), "--memory", "1GiB", "--json").message
+    assert "one request of max_model_len 131,072 takes 1.7 GiB and the null block, and there are 1,023.9 MiB" in told
     assert "--max-model-len auto" in error.hint
     assert "the longest that fits" not in run(str(gpt_oss), "--memory", "1GiB", "--max-model-len", "auto")
 
 
 def test_ranks_that_cannot_share_are_refused(gpt_oss: Path) -> None:
-    assert "64 attention heads are not divisible by 3 ranks" in refusal(str(gpt_oss), "--tp", "3").message
+    assert "64 attention heads are not divisible by 3 ranks" in refusal(str(gpt_oss), "--tp", "3", "--json").message
     result = invoke(str(gpt_oss), "--tp", "16", "--dcp", "2", "--memory", "40GiB")
     assert isinstance(result.exception, StudyError)
     assert "--tensor-parallel-size" in refusal(str(gpt_oss), "--tp", "3").hint

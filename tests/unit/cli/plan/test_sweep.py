@@ -59,6 +59,41 @@ def test_sets_of_the_users_own(tmp_path: Path) -> None:
     assert "--set does not understand" in refusal(save(tmp_path), *STORY, "--set", "x").message
 
 
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("form", [(), ("--markdown",)])
+def test_own_sets_are_listed_whatever_they_are_worth(tmp_path: Path, form: tuple[str, ...]) -> None:
+    """On the front among many alike, passed over, and refused."""
+    sets = ("--set", "20", "--set", "0,1,2,3,4", "--set", "1")
+    text = flat(run(save(tmp_path), *STORY, *sets, "--disable-hybrid-kv-cache-manager", *form))
+    for name in ("skip 20 (yours)", "skip 0,1,2,3,4 (yours)", "skip 1 (yours)"):
+        assert name in text
+    refused = flat(run(save(tmp_path), *STORY, "--set", "1", *form))
+    assert "skip 1 (yours): vLLM would not start" in refused
+
+
+def test_plain_fp8_and_bf16_are_listed_where_others_beat_them(tmp_path: Path) -> None:
+    text = flat(run(save(tmp_path, GEMMA3_27B), "--sweep", "--memory", "16GiB", "--context", "16384"))
+    assert "FP8: another keeps as much and reports as much or more" in text
+    assert " BF16 " in text
+
+
+@pytest.mark.parametrize("form", [(), ("--markdown",)])
+def test_the_best_have_their_flags_to_paste(tmp_path: Path, form: tuple[str, ...]) -> None:
+    text = flat(run(save(tmp_path), *STORY, "--set", "sliding_window", "--set", "1", *form))
+    flags = "--attention-backend FLASH_ATTN --max-model-len 32768 --kv-cache-memory-bytes 17179869184"
+    assert f"--kv-cache-dtype fp8 {flags}" in text
+    assert f"--kv-cache-dtype fp8 --kv-cache-dtype-skip-layers sliding_window {flags}" in text
+    assert "--kv-cache-dtype-skip-layers 1 " not in text
+
+
+def test_what_the_backends_refuse_is_not_to_be_pasted(tmp_path: Path) -> None:
+    text = run(save(tmp_path, GEMMA3_4B), *STORY, "--gpu", "a100-80g", "--scaling", "per_head")
+    assert "--kv-cache-dtype fp8" not in text
+
+
 def test_refused_rows_say_why(tmp_path: Path) -> None:
     rows = json.loads(run(save(tmp_path), *STORY, "--json"))["rows"]
     (row,) = [row for row in rows if row["name"] == "skip full"]
@@ -74,6 +109,8 @@ def test_where_a_skip_reports_more_it_is_said(tmp_path: Path) -> None:
 def test_markdown(tmp_path: Path) -> None:
     text = run(save(tmp_path), *STORY, "--markdown")
     assert "| skip sliding | 12 | 695,981 | 1.498x | 387.0 MiB |" in text
+    (refused,) = [line for line in text.splitlines() if "would not start with 20 of 35" in line]
+    assert refused.endswith(".")
 
 
 def test_a_picture_is_written_whole(tmp_path: Path) -> None:
@@ -90,7 +127,11 @@ def test_a_sweep_needs_memory(tmp_path: Path) -> None:
 
 
 def test_a_band_is_swept_at_its_likely_size(tmp_path: Path) -> None:
-    assert "Requests of 131,072 tokens" in run(save(tmp_path), "--sweep", "--gpu", "h100", "--weights-gib", "13")
+    text = run(save(tmp_path), "--sweep", "--gpu", "h100", "--weights-gib", "13")
+    assert "Requests of 131,072 tokens" in text
+    assert "the memory is the likely size of a band" in text
+    assert " 4,500,000 " in text
+    assert "--kv-cache-memory-bytes" not in text
 
 
 def test_a_sweep_that_nobody_reads_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def test_a_class_for_another_task_or_for_any_model_settles_nothing(resolved: str
         ("openai/gpt-oss-20b", "configs/openai--gpt-oss-20b.json"),
         ("openai/gpt-oss-20b", "gpt-oss-20b-with-scales/config.json"),
         ("/cache/models--openai--gpt-oss-20b/snapshots/" + "0af3" * 10, "gpt-oss-20b"),
-        ("openai/gpt-oss-20b", "/home/me/somewhere"),
+        ("openai/gpt-oss-20b", "/models/somewhere"),
         ("/models/weights", "gpt-oss-20b"),
         ("chat", "gpt-oss-20b"),
     ],
@@ -56,7 +56,7 @@ def test_names_that_speak_of_one_model_or_of_none(served: str, asked: str) -> No
         ("openai/gpt-oss-120b", "openai/gpt-oss-20b"),
         ("/models/gpt-oss-120b", "configs/openai--gpt-oss-20b.json"),
         ("Qwen/Qwen3-8B", "gpt-oss-20b"),
-        ("Qwen/Qwen3-8B", "/home/me/somewhere"),
+        ("Qwen/Qwen3-8B", "/models/somewhere"),
     ],
 )
 def test_names_of_two_models_leave_it_open(served: str, asked: str) -> None:

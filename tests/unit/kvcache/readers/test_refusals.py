@@ -83,13 +83,17 @@ def test_nested_text_models_are_looked_into() -> None:
         read_cache_spec(edited(GEMMA3_4B, text_config=text))
 
 
-@pytest.mark.parametrize(("unknown", "near"), [("Llama9ForCausalLM", "LlamaForCausalLM"), ("x", "")])
+@pytest.mark.parametrize(
+    ("unknown", "near"), [("Llama9ForCausalLM", "LlamaForCausalLM"), ("x", ""), ("ZebraForCausalLM", "")]
+)
 def test_an_unknown_architecture_is_named_with_those_nearest_by_name(unknown: str, near: str) -> None:
     with pytest.raises(UnsupportedModel, match=unknown) as caught:
         read_cache_spec(edited(LLAMA, architectures=[unknown]))
-    assert f"of the {len(READERS)} that it reads" in caught.value.hint
+    assert f"docs/reference/models.md has all {len(READERS)} that are read" in caught.value.hint
+    assert "--cases' takes them as layer_runs" in caught.value.hint
     assert near in caught.value.hint
-    assert len(caught.value.hint) < 250
+    assert ("near by name" in caught.value.hint) is bool(near)
+    assert len(caught.value.hint) < 300
 
 
 def test_a_size_that_no_model_has_is_refused_whatever_it_comes_from() -> None:
