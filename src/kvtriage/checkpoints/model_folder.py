@@ -20,7 +20,15 @@ from kvtriage.files import sha256_bytes, sha256_file
 from kvtriage.kvcache.declared import read_declared_cache
 from kvtriage.units import MIB
 
-__all__ = ["INDEX_NAME", "WEIGHTS_NAME", "ModelFolder", "load_model_folder", "load_side_file", "load_weight_headers"]
+__all__ = [
+    "INDEX_NAME",
+    "WEIGHTS_NAME",
+    "ModelFolder",
+    "load_config",
+    "load_model_folder",
+    "load_side_file",
+    "load_weight_headers",
+]
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -111,6 +119,12 @@ def _refuse_remote_code(file: Path, config: Mapping[str, object]) -> None:
             f"{file} wants to run code of its own (auto_map)",
             hint="read that code first, then add --trust-remote-code",
         )
+
+
+def load_config(path: Path) -> tuple[Path, dict[str, object]]:
+    """The folder, absolute and without links, and its config.json; code that it names is not run. Raises ModelError."""
+    folder = _existing_folder(path)
+    return folder, _load_config(folder)[0]
 
 
 def load_side_file(folder: Path) -> dict[str, object] | None:

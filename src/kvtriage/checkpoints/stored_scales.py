@@ -16,7 +16,7 @@ import numpy as np
 from kvtriage.checkpoints.attention_names import attention_stacks
 from kvtriage.checkpoints.bf16 import widen
 from kvtriage.checkpoints.links import followed, model_files
-from kvtriage.checkpoints.model_folder import load_model_folder, load_side_file, load_weight_headers
+from kvtriage.checkpoints.model_folder import load_config, load_side_file, load_weight_headers
 from kvtriage.checkpoints.safetensors_file import RawTensor, ShardHeader, read_header, read_raw
 from kvtriage.checkpoints.scale_names import Form, ScaleName, read_scale_name
 from kvtriage.errors import ModelError
@@ -69,21 +69,21 @@ class HeldScales:
 
 def load_held_scales(path: Path) -> HeldScales:
     """Raises ModelError for a folder or file that cannot be read."""
-    model = load_model_folder(path, trust_remote_code=True, weights=False)
-    headers = load_weight_headers(model.path)
-    beside = load_side_file(model.path)
+    folder, config = load_config(path)
+    headers = load_weight_headers(folder)
+    beside = load_side_file(folder)
     found = [
-        _read(model.path, file, header, name, scale, indexed=file in headers)
-        for file, header in {**headers, **_beside(model.path, headers)}.items()
+        _read(folder, file, header, name, scale, indexed=file in headers)
+        for file, header in {**headers, **_beside(folder, headers)}.items()
         for name in header.tensors
         if (scale := read_scale_name(name)) is not None
     ]
     names = (name for header in headers.values() for name in header.tensors)
     return HeldScales(
-        folder=model.path,
-        config=model.config,
-        declared=read_declared_cache(model.config, beside),
-        method=_method(model.config, beside),
+        folder=folder,
+        config=config,
+        declared=read_declared_cache(config, beside),
+        method=_method(config, beside),
         scales=tuple(sorted(found, key=lambda scale: (scale.layer_idx, "qkv".find(scale.tensor), scale.name))),
         attention_roots={root: len(stack) for root, stack in attention_stacks(names).items()},
     )
