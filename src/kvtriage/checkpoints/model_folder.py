@@ -24,7 +24,7 @@ __all__ = [
     "INDEX_NAME",
     "WEIGHTS_NAME",
     "ModelFolder",
-    "load_model_config",
+    "load_config",
     "load_model_folder",
     "load_side_file",
     "load_weight_headers",
@@ -84,17 +84,6 @@ def load_model_folder(path: Path, *, trust_remote_code: bool) -> ModelFolder:
     return ModelFolder(folder, config, architecture, weight_map, fingerprint, parameters, already_fp8)
 
 
-def load_model_config(path: Path) -> tuple[Path, dict[str, object]]:
-    """The folder, absolute and without links, and its config.json, which may name code: nothing here would run it.
-
-    Raises ModelError.
-    """
-    folder = _existing_folder(path)
-    config, _ = _load_config(folder)
-    _architecture(folder, config)
-    return folder, config
-
-
 def _existing_folder(path: Path) -> Path:
     if not os.path.exists(path):
         raise ModelError(f"there is no model folder {path}", hint=_FOLDER_HINT)
@@ -127,6 +116,12 @@ def _refuse_remote_code(file: Path, config: Mapping[str, object]) -> None:
             f"{file} wants to run code of its own (auto_map)",
             hint="read that code first, then add --trust-remote-code",
         )
+
+
+def load_config(path: Path) -> tuple[Path, dict[str, object]]:
+    """The folder, absolute and without links, and its config.json; code that it names is not run. Raises ModelError."""
+    folder = _existing_folder(path)
+    return folder, _load_config(folder)[0]
 
 
 def load_side_file(folder: Path) -> dict[str, object] | None:

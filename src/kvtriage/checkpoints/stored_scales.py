@@ -16,7 +16,7 @@ import numpy as np
 from kvtriage.checkpoints.attention_names import attention_stacks
 from kvtriage.checkpoints.bf16 import widen
 from kvtriage.checkpoints.links import followed, model_files
-from kvtriage.checkpoints.model_folder import load_model_config, load_side_file, load_weight_headers
+from kvtriage.checkpoints.model_folder import load_config, load_side_file, load_weight_headers
 from kvtriage.checkpoints.safetensors_file import RawTensor, ShardHeader, read_header, read_raw
 from kvtriage.checkpoints.scale_names import Form, ScaleName, read_scale_name
 from kvtriage.errors import ModelError
@@ -69,7 +69,7 @@ class HeldScales:
 
 def load_held_scales(path: Path) -> HeldScales:
     """Raises ModelError for a folder or file that cannot be read."""
-    folder, config = load_model_config(path)
+    folder, config = load_config(path)
     headers = load_weight_headers(folder)
     beside = load_side_file(folder)
     found = [

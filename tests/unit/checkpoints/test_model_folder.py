@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from kvtriage.checkpoints.model_folder import ModelFolder, load_model_config, load_model_folder
+from kvtriage.checkpoints.model_folder import ModelFolder, load_config, load_model_folder
 from kvtriage.errors import ModelError
 
 FolderMaker = Callable[..., Path]
@@ -45,7 +45,7 @@ def test_shards_and_single_file_hold_the_same(make_folder: FolderMaker) -> None:
 
 def test_the_config_is_read_alone_and_may_name_code(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "auto_map": {"AutoConfig": "own"}}')
-    folder, config = load_model_config(tmp_path)
+    folder, config = load_config(tmp_path)
     assert (folder, config["architectures"]) == (tmp_path.resolve(), ["LlamaForCausalLM"])
     with pytest.raises(ModelError, match="auto_map"):
         load(tmp_path)
