@@ -188,8 +188,11 @@ def render_comparison_markdown(comparison: Comparison, assumed: Sequence[str] = 
         parts.append(table(("figure", "predicted", "reported", ""), figures))
     settings = ((each.name, one_line(each.value), _origin(each)) for each in comparison.settings)
     parts.append(table(("setting", "value", "from"), settings))
-    said = [*(f"assumed: {each}" for each in assumed), *comparison.because]
+    said = list(comparison.because)
     said += [f"they would agree with {words}" for words in _changes(comparison)]
     if said:
         parts.append("\n".join(f"- {escape(one_line(sentence))}" for sentence in said))
+    if assumed:
+        parts.append("config.json does not say so; assumed:")
+        parts.append("\n".join(f"- {escape(one_line(each))}" for each in assumed))
     return "\n\n".join(parts) + "\n"

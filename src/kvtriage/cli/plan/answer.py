@@ -114,6 +114,11 @@ class EngineAnswer:
     trades: tuple[Trade, ...]
     gains: tuple[GainPoint, ...]
 
+    @property
+    def is_rough(self) -> bool:
+        """Whether the memory was estimated, so that tokens are good to two digits at most."""
+        return self.memory.band is not None
+
 
 @dataclass(frozen=True)
 class PlanAnswer:

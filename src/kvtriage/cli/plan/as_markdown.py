@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from kvtriage.cli.plan.answer import EngineAnswer, PlanAnswer, Question, serve_words
 from kvtriage.cli.plan.as_text import describe_layers
@@ -28,6 +28,9 @@ from kvtriage.kvcache.support.findings import Finding, Severity
 from kvtriage.units import format_bytes, format_tokens
 
 __all__ = ["escape", "render_markdown", "table"]
+
+LABELS: Mapping[Severity, str] = {Severity.WARNED: "Warning", Severity.SAID: "Note"}
+"""What is refused stands at the top."""
 
 
 def render_markdown(answer: PlanAnswer, *, in_full: bool = False) -> str:
@@ -72,13 +75,13 @@ def _engine(answer: PlanAnswer, engine: EngineAnswer, *, in_full: bool) -> Itera
     if words := overlap_words(engine):
         yield words
     if in_full and isinstance(engine.policy, Explanation):
-        yield table(("from held to reserved", "a request", "tokens"), cause_rows(engine.policy))
+        yield table(("from held to reserved", "a request", "tokens"), cause_rows(engine, engine.policy))
     if engine.skip_costs:
         yield "What the skip costs"
         yield table(SKIP_COLUMNS, skip_cost_rows(question, engine))
     if engine.trades and answer.starts:
         trades = engine.trades if in_full else engine.trades[:BEST_TRADES]
-        yield table(("other settings", "tokens", "against now", "what it costs"), trade_rows(trades))
+        yield table(("other settings", "tokens", "against now", "what it costs"), trade_rows(engine, trades))
     if in_full:
         yield table(
             ("context", "FP8 held", "FP8 reserved", "policy held", "policy reserved", "out of FP8's reach"),
@@ -99,13 +102,13 @@ def _refused(answer: PlanAnswer) -> Iterator[str]:
 def _notes(answer: PlanAnswer) -> Iterator[str]:
     question = answer.question
     declared = question.declared
+    if assumed := (*question.spec.assumed, *question.said):
+        yield "Neither config.json nor a flag says so; assumed:"
+        yield _list(map(escape, assumed))
     said = [] if declared.cache_dtype == "auto" else [f"`auto` is {declared.cache_dtype}: {declared.because}"]
-    said += [*declared.said, *(f"assumed: {each}" for each in (*question.spec.assumed, *question.said))]
-    said += question.notes
-    lines = [escape(each) for each in said]
-    lines += [f"{each.severity}: {_said(each)}" for each in question.findings if each.severity is not Severity.REFUSED]
-    if lines:
-        yield _list(lines)
+    said += [*declared.said, *question.notes]
+    yield from (f"Note: {escape(each)}" for each in said)
+    yield from (f"{LABELS[each.severity]}: {_said(each)}" for each in question.findings if each.severity in LABELS)
 
 
 def _said(finding: Finding) -> str:

@@ -65,7 +65,7 @@ TOLD = "the answer says why"
     metavar="NAME",
     is_eager=True,
     callback=print_gpu_names,
-    help="The GPU that will serve, such as h100-80g; '--gpu help' lists them.",
+    help="The GPU that will serve, such as h100-80g; 'help' in its place lists them.",
 )
 @click.option(
     "--weights-gib",

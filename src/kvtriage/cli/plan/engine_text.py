@@ -46,7 +46,7 @@ def render_engine(answer: PlanAnswer, engine: EngineAnswer, *, in_full: bool) ->
     yield from _others_refused(answer, engine)
     if isinstance(policy, Explanation):
         if in_full:
-            yield _causes(policy)
+            yield _causes(engine, policy)
         if policy.gains_by_skipping:
             yield wrap(
                 "With layers in BF16 the engine reports more than with all in FP8: the groups come out without "
@@ -57,7 +57,7 @@ def render_engine(answer: PlanAnswer, engine: EngineAnswer, *, in_full: bool) ->
         if isinstance(policy, Explanation) and (why := _in_flight(question, engine, policy)):
             yield why
     if engine.trades and answer.starts:
-        yield _trades(engine.trades if in_full else engine.trades[:BEST_TRADES], len(engine.trades))
+        yield _trades(engine, engine.trades if in_full else engine.trades[:BEST_TRADES])
     if in_full and any(point.all_fp8.reserved_ratio for point in engine.gains):
         yield _gains(question, engine)
 
@@ -78,13 +78,14 @@ def _others_refused(answer: PlanAnswer, engine: EngineAnswer) -> Iterator[str]:
     """Why the engine would not start with all BF16 or all FP8, where that was not said of the policy."""
     for name, each in (("all BF16", engine.bf16), ("all FP8", engine.fp8)):
         refusal = each.outcome if isinstance(each, Explanation) else each
-        if isinstance(refusal, Refusal) and refusal != answer.refusal:
+        said = None if answer.refusal is None else answer.refusal.reason
+        if isinstance(refusal, Refusal) and refusal.reason is not said:
             yield wrap(f"vLLM would not start with {name} ({refusal.error_type}): {refusal.detail}.")
 
 
-def _causes(policy: Explanation) -> str:
+def _causes(engine: EngineAnswer, policy: Explanation) -> str:
     return "Why it reserves more than it holds, under this policy\n" + table(
-        [("", "a request", "tokens"), *cause_rows(policy)], (-38, 18, 18)
+        [("", "a request", "tokens"), *cause_rows(engine, policy)], (-38, 18, 18)
     )
 
 
@@ -118,21 +119,22 @@ def _in_flight(question: Question, engine: EngineAnswer, policy: Explanation) ->
 def _band(question: Question, engine: EngineAnswer) -> str:
     """The three memories of a band, and what the engine would report in each."""
     band = engine.memory.band
-    asked = "" if band is None else f", of {format_bytes(band.requested_bytes)} that the engine may use"
     gpu = "" if question.gpu is None else f" on {question.gpu.title}"
+    asked = "" if band is None else f": the engine may use {format_bytes(band.requested_bytes)}, and of these takes"
     return "\n".join(
         [
-            wrap(f"Memory for the cache{gpu}{asked}"),
+            wrap(f"Memory{gpu}{asked}"),
             table(band_rows(question, engine), (-35, 13, 13, 13)),
             wrap("A band, not a promise: start the server once, and put its own figure into --memory."),
         ]
     )
 
 
-def _trades(trades: Sequence[Trade], count: int) -> str:
+def _trades(engine: EngineAnswer, trades: Sequence[Trade]) -> str:
+    count = len(engine.trades)
     shown = f"the best {len(trades)} of {count}" if len(trades) < count else "most tokens first"
     lines = [f"The same memory with other settings, {shown}"]
-    for flags, tokens, gain, cost in trade_rows(trades):
+    for flags, tokens, gain, cost in trade_rows(engine, trades):
         start = f"  {tokens:>14}{gain:>9}  "
         lines += [hanging(start, flags), hanging(" " * (len(start) + 2), cost)]
     return "\n".join(lines)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kvtriage.cli.plan.answer import EngineAnswer, PlanAnswer, Question
 from kvtriage.cli.plan.engine_flags import AUTO_LENGTH
-from kvtriage.kvcache.allocator import Capacity, Refusal
+from kvtriage.kvcache.allocator import Capacity, CapacityLine, Refusal
 from kvtriage.kvcache.allocator.ranks import TensorParallelFacts
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
 from kvtriage.kvcache.prices.advice import Trade
@@ -14,7 +14,7 @@ from kvtriage.kvcache.prices.causes import Cause, CauseKind
 from kvtriage.kvcache.prices.explain import Explanation
 from kvtriage.kvcache.prices.gain import Gain, GainPoint
 from kvtriage.kvcache.spec import LayerKind
-from kvtriage.units import format_bytes, format_bytes_alike, format_change, format_tokens
+from kvtriage.units import format_bytes, format_bytes_alike, format_change, format_rough, format_tokens
 
 __all__ = [
     "COLUMNS",
@@ -107,9 +107,10 @@ def memory_words(answer: PlanAnswer, engine: EngineAnswer) -> str:
     question, args = answer.question, answer.question.args
     on_each = " on each GPU" if args.tensor_parallel_size * args.pipeline_parallel_size > 1 else ""
     likely, rounded = ("likely ", "; tokens are rounded") if engine.is_rough else ("", "")
+    if_started = ", if it started" if answer.refused_by else ""
     return (
         f"vLLM {args.version}, {likely}{format_bytes(engine.memory.available_bytes)} of cache memory{on_each}, "
-        f"one request of {format_tokens(question.context_len)} tokens{', if it started' if answer.refused_by else ''}{rounded}"
+        f"one request of {format_tokens(question.context_len)} tokens{if_started}{rounded}"
     )
 
 
@@ -127,10 +128,7 @@ def band_rows(question: Question, engine: EngineAnswer) -> Iterator[Row]:
     version = question.args.version
     yield (
         "reported tokens",
-        *(
-            format_rough(found.reported(version).tokens) if isinstance(found, Capacity) else "refused"
-            for found in outcomes
-        ),
+        *(_rough(found.reported(version).tokens) if isinstance(found, Capacity) else "refused" for found in outcomes),
     )
 
 
@@ -175,7 +173,7 @@ def pool_rows(engine: EngineAnswer) -> Iterator[Row]:
 
 def _many_of(engine: EngineAnswer) -> Callable[[int], str]:
     """How a figure is told that follows from the memory."""
-    return format_rough if engine.is_rough else _many
+    return _rough if engine.is_rough else _many
 
 
 def _policies(engine: EngineAnswer) -> tuple[Explanation | Refusal, ...]:
@@ -206,34 +204,40 @@ def _figure_words(each: Explanation | Refusal, read: Callable[[Capacity], str]) 
     return "refused"
 
 
-def cause_rows(explained: Explanation) -> Iterator[Row]:
+def cause_rows(engine: EngineAnswer, explained: Explanation) -> Iterator[Row]:
     """From the K and V of a request to what is reserved for it, and from there to the tokens of the line."""
+    many = _many_of(engine)
     yield (
         f"K and V of {format_tokens(explained.context_len)} tokens",
         format_bytes(explained.contents.kv_bytes),
-        _tokens(explained.kv_tokens),
+        _tokens(explained.kv_tokens, many),
     )
     for cause in (*explained.beside, *explained.causes):
-        yield _cause_row(cause, format_bytes(cause.reserved_bytes))
+        yield _cause_row(cause, many)
     yield "= reserved for it", format_bytes(explained.reserved.reserved_bytes), ""
     for cause in explained.pool_causes:
         if cause.tokens is not None:
-            yield _cause_row(cause, format_bytes(cause.reserved_bytes))
-    yield "= reported", "", _tokens(explained.reported_tokens)
+            yield _cause_row(cause, many)
+    yield "= reported", "", _tokens(explained.reported_tokens, many)
 
 
-def _cause_row(cause: Cause, size: str) -> Row:
-    tokens = NONE if cause.tokens is None else ("-" if cause.tokens < 0 else "+") + _many(abs(cause.tokens))
-    return f"+ {CAUSES[cause.kind]}", size, tokens
+def _cause_row(cause: Cause, many: Callable[[int], str]) -> Row:
+    tokens = NONE if cause.tokens is None else ("-" if cause.tokens < 0 else "+") + many(abs(cause.tokens))
+    return f"+ {CAUSES[cause.kind]}", format_bytes(cause.reserved_bytes), tokens
 
 
-def _tokens(count: int | None) -> str:
-    return NONE if count is None else _many(count)
+def _tokens(count: int | None, many: Callable[[int], str]) -> str:
+    return NONE if count is None else many(count)
 
 
 def _many(count: int) -> str:
     """Every digit as long as a column has room for them."""
     return format_tokens(count) if count < 10**10 else f"{count:.3e}"
+
+
+def _rough(count: int) -> str:
+    """Two digits, of what is counted."""
+    return format_tokens(count) if count < 100 else format_rough(count) if count < 10**10 else f"{count:.1e}"
 
 
 def _setting_words(args: EngineArgs, max_model_len: int) -> str:
@@ -249,22 +253,24 @@ def _share(share: float) -> str:
 
 def skip_cost_rows(question: Question, engine: EngineAnswer) -> Iterator[Row]:
     """Settings; tokens of all FP8 and of this policy; how many fewer these are, and how much more a request holds."""
+    many = _many_of(engine)
     for cost in engine.skip_costs:
         yield (
             _setting_words(cost.args, cost.args.max_model_len or question.spec.max_model_len),
-            _many(cost.fp8_tokens),
-            _many(cost.policy_tokens),
+            many(cost.fp8_tokens),
+            many(cost.policy_tokens),
             _share(cost.tokens_share),
             _share(cost.held_share),
         )
 
 
-def trade_rows(trades: Sequence[Trade]) -> Iterator[Row]:
+def trade_rows(engine: EngineAnswer, trades: Sequence[Trade]) -> Iterator[Row]:
     """What to change; tokens; against now; what it costs."""
+    many = _many_of(engine)
     for trade in trades:
         yield (
             " ".join(change.flags for change in trade.changes),
-            _many(trade.reported_tokens),
+            many(trade.reported_tokens),
             NONE if trade.ratio is None else format_change(trade.ratio),
             "; ".join(change.cost for change in trade.changes),
         )

@@ -157,7 +157,7 @@ CAUTIONS: tuple[Caution, ...] = (
         lambda on: _is_packed(on) and on.policy.is_native,
         "this model's class stores its cache in packed FP8 and refuses another dtype",
         "models/deepseek_v4/attention.py:106-117",
-        "give --kv-cache-dtype fp8, or --attention-backend FLASHINFER_MLA_SPARSE_DSV4, which can keep BF16",
+        "give --kv-cache-dtype fp8; a server with FLASHINFER_MLA_SPARSE_DSV4 can keep BF16, which is not modelled here",
     ),
     Caution(
         Severity.REFUSED,
@@ -192,7 +192,7 @@ CAUTIONS: tuple[Caution, ...] = (
         "with K and V of different width and attention sinks Hopper goes to FlashAttention 4, whose FP8 there is for "
         "heads of 512; nothing refuses it beforehand",
         "v1/attention/backends/flash_attn_diffkv.py:75-89, fa_utils.py:124-147",
-        "try one request, or give --attention-backend TRITON_ATTN_DIFFKV",
+        "try one request, or serve with TRITON_ATTN_DIFFKV, whose figures are not modelled here",
     ),
     Caution(
         Severity.WARNED,
@@ -308,7 +308,7 @@ CAUTIONS: tuple[Caution, ...] = (
         ),
         "where this model is given images it attends to them in both directions and takes another backend",
         "transformers_utils/model_arch_config_convertor.py:364-386, platforms/cuda.py:136-165",
-        "serve text alone with --limit-mm-per-prompt, or ask again with images",
+        "serve text alone (vLLM has --limit-mm-per-prompt for it): with images the backend is not checked here",
     ),
 )
 

@@ -111,7 +111,11 @@ def find_gpu(name: str) -> Gpu:
     for gpu in GPUS:
         if gpu.name == wanted:
             return gpu
-    raise BadInput(f"{name[:40]!a} is no GPU that kvtriage knows", hint=f"one of {', '.join(gpu.name for gpu in GPUS)}")
+    names = ", ".join(gpu.name for gpu in GPUS)
+    raise BadInput(
+        f"{name[:40]!a} is no GPU that kvtriage knows",
+        hint=f"one of {names}; 'kvtriage plan --gpu help' describes them",
+    )
 
 
 def default_max_num_batched_tokens(gpu: Gpu, world_size: int = 1) -> int:

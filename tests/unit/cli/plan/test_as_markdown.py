@@ -25,6 +25,13 @@ def test_a_refusal_is_said() -> None:
     assert "vllm serve" not in text
 
 
+def test_what_is_assumed_and_noted_is_labelled_in_words() -> None:
+    text = render_markdown(answer_of(GPT_OSS_20B, asked(skip="sliding_window")))
+    assert "Neither config.json nor a flag says so; assumed:\n\n- max_model_len = 32,768" in text
+    assert "\n\nNote: no GPU was named" in text
+    assert "said:" not in text
+
+
 def test_a_band_is_told_as_one() -> None:
     text = render_markdown(answer_of(GPT_OSS_20B, asked(memories=(), gpu="h100", weights_gib="13")))
     assert "|  | at worst | likely | at best |" in text

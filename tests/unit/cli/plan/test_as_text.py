@@ -214,9 +214,33 @@ def test_a_band_is_told_as_one() -> None:
     text = flat(text_of(memories=(), gpu="h100", weights_gib="13"))
     assert "A band, not a promise" in text
     assert "at worst likely at best - weights 13.0 GiB 13.0 GiB 13.0 GiB" in text
-    assert "would print, with the likely memory" in text
+    assert "would print about GPU KV cache size: 2,800,000 to 3,500,000, likely 3,300,000 tokens" in text
+    assert "Maximum concurrency for 32,768 tokens per request: 86 to 110, likely 100" in text
+    assert "one request of 32,768 tokens; tokens are rounded" in text
     tokens = [int(word.replace(",", "")) for word in text.partition("reported tokens ")[2].split()[:3]]
     assert tokens == sorted(tokens)
+
+
+def test_no_figure_of_a_band_has_more_than_two_digits() -> None:
+    how = asked(memories=(), gpu="h100", weights_gib="13", skip="sliding_window")
+    text = render_plan(answer_of(GPT_OSS_20B, how), in_full=True)
+    told = [
+        line for line in text.splitlines() if line.startswith(("  reported tokens", "  = reported  ", "  blocks   "))
+    ]
+    assert len(told) == 4
+    for word in " ".join(told).split():
+        assert len(word.replace(",", "").rstrip("0")) <= 2 or not word[0].isdigit(), word
+
+
+def test_a_band_whose_worst_does_not_start_says_so() -> None:
+    text = flat(text_of(memories=(), gpu="h100", weights_gib="63", engine=EngineFlags(max_model_len=131_072)))
+    assert "GPU KV cache size: up to " in text
+    assert "at worst it would not start for want of memory" in text
+
+
+def test_the_same_refusal_is_not_told_of_each_policy() -> None:
+    text = flat(text_of(contexts=(), memories=("1GiB",)))
+    assert text.count("would not start") == 1
 
 
 def test_every_cause_has_words() -> None:

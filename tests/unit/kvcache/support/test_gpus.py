@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kvtriage.errors import BadInput
-from kvtriage.kvcache.support.gpus import GPUS, Platform, default_max_num_batched_tokens, find_gpu
+from kvtriage.kvcache.support.gpus import GPUS, SHORT_NAMES, Platform, default_max_num_batched_tokens, find_gpu
 from kvtriage.units import GIB
 
 
@@ -17,6 +19,14 @@ def test_every_name_finds_its_gpu() -> None:
 @pytest.mark.parametrize(("said", "name"), [("H100", "h100-80g"), (" RTX 4090 ", "rtx-4090"), ("a100", "a100-80g")])
 def test_names_as_people_write_them(said: str, name: str) -> None:
     assert find_gpu(said).name == name
+
+
+def test_the_reference_page_lists_every_name() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "reference" / "support.md").read_text()
+    for gpu in GPUS:
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{gpu.name}`")]
+        assert gpu.described in row
+        assert all(f"`{short}`" in row for short, name in SHORT_NAMES.items() if name == gpu.name)
 
 
 def test_an_unknown_gpu_is_named_and_the_known_ones_listed() -> None:
