@@ -94,8 +94,8 @@ def doubts(ranks: Sequence[Sequence[LiveLayer]]) -> Iterator[str]:
     stored = [live for rank in ranks for live in rank if live.kv_cache_dtype in _FP8_FLAGS]
     if any(live.backend.startswith(_TRUNCATES) for live in stored):
         yield (
-            "vLLM's own CPU backend rounds to E4M3 towards zero, and GPUs round to nearest: FP8 looks worse than it is; "
-            "install kvtriage-vllm-cpu beside vLLM"
+            "vLLM's own CPU backend rounds to E4M3 towards zero, and GPUs round to nearest: FP8 looks worse than it "
+            "is; install kvtriage-vllm-cpu beside vLLM"
         )
 
 
