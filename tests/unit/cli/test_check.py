@@ -131,6 +131,13 @@ def test_one_bit_of_difference_is_found(tmp_path: Path, capsys: pytest.CaptureFi
     assert live["differing"][0].startswith("layer 1 runs on a k_scale of [")
 
 
+def test_a_live_scale_that_is_no_number_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_checkpoint(tmp_path / "m", of_layers(), PER_TENSOR)
+    with playing(serving(folder, v=["nan"])) as url:
+        assert main(["check", str(folder), "--engine", "vllm", "--url", url]) == 1
+    assert "differs: layer 1 runs on a v_scale of [nan], and the file says [0.1" in capsys.readouterr().out
+
+
 def test_a_server_without_the_extension_cannot_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_checkpoint(tmp_path / "m", of_layers(), PER_TENSOR)
     player = serving(folder)

@@ -26,6 +26,10 @@ _BACKENDS = (
     re.compile(r"Using AttentionBackendEnum\.(\w+)"),
 )
 _SCALES = re.compile(r"(?:k|v|q|kv|prob)[_ /-](?:scale|cache).*(?:not|missing|default|unexpected)", re.I)
+_ERROR = re.compile(r"\w*Error\b|Value error, ")
+_CONSEQUENCE = re.compile(r"See root cause above|validation errors? for \w+$")
+"""Errors that only say that there was another."""
+_LONGEST_REASON = 240
 _BADGE = re.compile(r"^\(\w+ pid=\d+\)\s*")
 
 
@@ -94,10 +98,11 @@ def _warnings(log: str) -> Iterator[str]:
 
 
 def ending_of(log: str) -> Ending:
-    """The first ending known that the log shows; else its last line that says anything of an error."""
+    """The first ending known that the log shows; else its last line that tells a cause."""
     for pattern, ending in _ENDINGS:
         if pattern.search(log):
             return ending
-    lines = [_BADGE.sub("", line).strip() for line in log.splitlines() if re.search(r"\w*Error\b", line)]
-    said = f": {lines[-1][-200:]}" if lines else ""
+    lines = [_BADGE.sub("", line).strip() for line in log.splitlines() if _ERROR.search(line)]
+    causes = [line for line in lines if not _CONSEQUENCE.search(line)] or lines
+    said = f": {causes[-1][:_LONGEST_REASON]}" if causes else ""
     return Ending(f"it ended by itself{said}", "the log has the whole story", True)

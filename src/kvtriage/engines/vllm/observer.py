@@ -169,7 +169,8 @@ class Observer:
         match self._call(method):
             case {"results": list(results)} if results:
                 try:
-                    return [msgspec.convert(result, kind) for result in results]
+                    # Not strict, for NaN and infinity come as words: JSON has no numbers for them.
+                    return [msgspec.convert(result, kind, strict=False) for result in results]
                 except msgspec.ValidationError as error:
                     raise Refused(
                         f"the extension's answer to {method} cannot be read: {error}",

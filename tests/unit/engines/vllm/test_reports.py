@@ -61,6 +61,19 @@ def test_the_phase_is_the_last_one_reached(log: str, phase: str) -> None:
         ("ValueError: FP8 KV cache on CPU requires x86 with AVX-512 or AMX", "cannot store an FP8 cache", False),
         ("api_server.py: error: unrecognized arguments: --nonsense", "one of its arguments", False),
         ("(EngineCore pid=3) RuntimeError: the model is broken", "RuntimeError: the model is broken", True),
+        (
+            "ValueError: There is no module or parameter named 'k_scale'\nRuntimeError: Engine core initialization "
+            "failed. See root cause above. Failed core proc(s): {}",
+            "by itself: ValueError: There is no module or parameter named 'k_scale'",
+            True,
+        ),
+        (
+            "pydantic_core.ValidationError: 1 validation error for VllmConfig\n"
+            "  Value error, torch.float32 is not supported",
+            "by itself: Value error, torch.float32 is not supported",
+            True,
+        ),
+        ("RuntimeError: Engine core initialization failed. See root cause above.", "See root cause above", True),
         ("", "ended by itself", True),
     ],
 )

@@ -10,6 +10,7 @@ needs of vLLM's objects are their attributes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,8 +79,8 @@ def describe(place: Place) -> dict[str, Any]:
         "k_scale": _numbers(layer, "_k_scale"),
         "v_scale": _numbers(layer, "_v_scale"),
         "q_scale": _numbers(layer, "_q_scale"),
-        "k_scale_float": float(layer._k_scale_float),
-        "v_scale_float": float(layer._v_scale_float),
+        "k_scale_float": _in_json(float(layer._k_scale_float)),
+        "v_scale_float": _in_json(float(layer._v_scale_float)),
         "quantizes_q": getattr(layer, "query_quant", None) is not None,
         "backend": path,
         "backend_name": backend.get_name() if path.startswith("vllm.") else f"{backend.get_name()} ({path})",
@@ -152,5 +153,10 @@ def _cache_dtype(cache: Any) -> str:
     return str(first.dtype).removeprefix("torch.")
 
 
-def _numbers(layer: Any, attribute: str) -> list[float]:
-    return [float(number) for number in getattr(layer, attribute).flatten().tolist()]
+def _numbers(layer: Any, attribute: str) -> list[float | str]:
+    return [_in_json(float(number)) for number in getattr(layer, attribute).flatten().tolist()]
+
+
+def _in_json(number: float) -> float | str:
+    """JSON has no NaN and no infinity, and the server refuses to answer with one: they go as words."""
+    return number if math.isfinite(number) else str(number)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -22,6 +25,16 @@ def test_what_acts_on_the_data_is_told() -> None:
     assert found["backend"].endswith("worker.Backend")
     assert (found["backend_name"], found["per_head_scales"]) == (f"FAKE_ATTN ({found['backend']})", False)
     assert found["unsupported"] is None
+
+
+def test_scales_that_are_no_numbers_go_as_words() -> None:
+    worker = Worker()
+    layer = worker.attention(0)
+    layer._k_scale, layer._v_scale = torch.tensor([math.nan, 0.5]), torch.tensor([math.inf])
+    layer._k_scale_float = math.nan
+    found = worker.kvtriage_layers()[0]
+    assert (found["k_scale"], found["v_scale"], found["k_scale_float"]) == (["nan", 0.5], ["inf"], "nan")
+    json.dumps(found, allow_nan=False)
 
 
 def test_a_backend_of_vllms_own_goes_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
