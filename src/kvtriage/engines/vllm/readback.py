@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from kvtriage.engines.base import Applied, Arm, Pool
+from kvtriage.engines.vllm.live_scales import FP8, FP8_FLAGS, FP8_STORAGE, gather_heads, live_dtype, same_bits
 from kvtriage.engines.vllm.metrics import CacheConfig
 from kvtriage.engines.vllm.observer import LiveLayer
 from kvtriage.errors import PolicyNotApplied
@@ -14,22 +15,17 @@ from kvtriage.kvcache.server_args import SLIDING_WINDOW
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
 
 __all__ = [
-    "FP8",
     "PROBE",
     "applied_from_config",
     "applied_from_layers",
     "check_config",
     "check_live",
     "doubts",
-    "live_dtype",
     "say_readback",
 ]
 
 PROBE = "probe"
-FP8 = "float8_e4m3fn"
-_FP8_STORAGE = ("uint8", "float8_e4m3fn")
 _WORDS = {"bfloat16": "BF16", "auto": "in the model's own dtype"}
-_FP8_FLAGS = ("fp8", "fp8_e4m3")
 _TRUNCATES = "vllm.v1.attention.backends.cpu_attn."
 """Rounds to E4M3 towards zero in vLLM 0.32."""
 
@@ -42,7 +38,7 @@ def applied_from_layers(arm: Arm, spec: CacheSpec, ranks: Sequence[Sequence[Live
     q_scales: list[tuple[float, ...]] = []
     for layer, fmt in zip(spec.layers, arm.policy.formats, strict=True):
         live = _of_layer(arm, layer, ranks)
-        dtype = live_dtype(live)
+        dtype = live_dtype(live[0])
         if dtype != FP8:
             is_probe = not (isinstance(fmt, Native) or (isinstance(fmt, Fp8) and fmt.heads is None))
             dtypes.append(PROBE if is_probe else dtype)
@@ -52,15 +48,15 @@ def applied_from_layers(arm: Arm, spec: CacheSpec, ranks: Sequence[Sequence[Live
             continue
         per_head = isinstance(fmt, Fp8) and fmt.scaling is Scaling.PER_HEAD
         dtypes.append(FP8)
-        k_scales.append(_gathered(arm, layer, live, "k", per_head=per_head))
-        v_scales.append(_gathered(arm, layer, live, "v", per_head=per_head))
+        k_scales.append(_gathered(layer, live, "k", per_head=per_head))
+        v_scales.append(_gathered(layer, live, "v", per_head=per_head))
         q_scales.append(_query_scales(layer, live) if live[0].quantizes_q else ())
     return Applied(tuple(dtypes), tuple(k_scales), tuple(v_scales), tuple(q_scales), pool)
 
 
 def applied_from_config(arm: Arm, spec: CacheSpec, config: CacheConfig, native_dtype: str) -> Applied:
     """What the flags of a server without the extension say: dtypes alone."""
-    is_fp8 = config.cache_dtype in _FP8_FLAGS
+    is_fp8 = config.cache_dtype in FP8_FLAGS
     dtypes = [FP8 if is_fp8 and not _is_skipped(layer, config.skip_layers) else native_dtype for layer in spec.layers]
     nothing: tuple[tuple[float, ...], ...] = ((),) * spec.num_layers
     return Applied(tuple(dtypes), nothing, nothing, nothing, config.pool)
@@ -72,7 +68,7 @@ def check_config(arm: Arm, config: CacheConfig) -> None:
     Under `auto` a checkpoint with a kv_cache_scheme is in FP8 without the metrics saying so.
     """
     wants_fp8 = any(isinstance(fmt, Fp8) and fmt.heads is None for fmt in arm.policy.formats)
-    has_fp8 = config.cache_dtype in _FP8_FLAGS
+    has_fp8 = config.cache_dtype in FP8_FLAGS
     if wants_fp8 != has_fp8:
         raise PolicyNotApplied(
             f"arm {arm.name!r}: the server's cache dtype is {config.cache_dtype}",
@@ -91,7 +87,7 @@ def check_live(arm: Arm, spec: CacheSpec, ranks: Sequence[Sequence[LiveLayer]]) 
 
 def doubts(ranks: Sequence[Sequence[LiveLayer]]) -> Iterator[str]:
     """What is as asked, and does not tell of a GPU all the same."""
-    stored = [live for rank in ranks for live in rank if live.kv_cache_dtype in _FP8_FLAGS]
+    stored = [live for rank in ranks for live in rank if live.kv_cache_dtype in FP8_FLAGS]
     if any(live.backend.startswith(_TRUNCATES) for live in stored):
         yield (
             "vLLM's own CPU backend rounds to E4M3 towards zero, and GPUs round to nearest: FP8 looks worse than it "
@@ -133,26 +129,14 @@ def _of_layer(arm: Arm, layer: LayerSpec, ranks: Sequence[Sequence[LiveLayer]]) 
     return live
 
 
-def live_dtype(live: Sequence[LiveLayer]) -> str:
-    """Of the first rank: FP8, or what the cache is stored in."""
-    first = live[0]
-    return FP8 if first.kv_cache_dtype in _FP8_FLAGS and first.cache_dtype in _FP8_STORAGE else first.cache_dtype
-
-
-def _gathered(
-    arm: Arm, layer: LayerSpec, live: Sequence[LiveLayer], tensor: str, *, per_head: bool
-) -> tuple[float, ...]:
+def _gathered(layer: LayerSpec, live: Sequence[LiveLayer], tensor: str, *, per_head: bool) -> tuple[float, ...]:
     """[Hkv] in global order under per-head scaling; [1] where one number stands for all heads."""
-    own: list[tuple[float, ...]] = [getattr(found, f"{tensor}_scale") for found in live]
-    if all(len(values) == 1 for values in own) or not per_head:
-        different = {value for values in own for value in values}
-        if len(different) == 1:
-            return (different.pop(),) * (layer.num_kv_heads if per_head and layer.num_kv_heads == 1 else 1)
-    by_head: dict[int, float] = {}
-    for found, values in zip(live, own, strict=True):
-        heads = found.heads if found.heads is not None else tuple(range(found.num_kv_heads))
-        by_head |= dict(zip(heads, values, strict=False))
-    return tuple(by_head[head] for head in sorted(by_head))
+    own = [(found, getattr(found, f"{tensor}_scale")) for found in live]
+    gathered = gather_heads(layer.layer_idx, tensor, own)
+    if per_head:
+        spread = any(len(values) == 1 < found.num_kv_heads for found, values in own)
+        return gathered[:1] if spread else gathered
+    return gathered[:1] if all(same_bits((value,), gathered[:1]) for value in gathered) else gathered
 
 
 def _query_scales(layer: LayerSpec, live: Sequence[LiveLayer]) -> tuple[float, ...]:
@@ -174,8 +158,8 @@ def _complaints(arm: Arm, spec: CacheSpec, ranks: Sequence[Sequence[LiveLayer]])
             continue
         if live.unsupported is not None:
             yield live.unsupported
-        is_fp8 = live.kv_cache_dtype in _FP8_FLAGS
-        if is_fp8 != (live.cache_dtype in _FP8_STORAGE):
+        is_fp8 = live.kv_cache_dtype in FP8_FLAGS
+        if is_fp8 != (live.cache_dtype in FP8_STORAGE):
             yield f"layer {at} says {live.kv_cache_dtype} and its cache is {live.cache_dtype}"
         if not is_fp8:
             continue

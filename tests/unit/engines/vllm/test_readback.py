@@ -96,6 +96,34 @@ def test_heads_that_are_on_several_ranks_count_once() -> None:
     check_applied(ARM, found, INFO, SPEC)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_copies_of_a_head_that_differ_are_found_whichever_comes_last(first: int) -> None:
+    wrong = (msgspec.structs.replace(LAYERS[0], k_scale=(0.1, 0.2, 0.3, 0.41)), *LAYERS[1:])
+    ranks = [LAYERS, wrong] if first == 0 else [wrong, LAYERS]
+    with pytest.raises(PolicyNotApplied, match="k_scale of layer 0, head 3 differs between ranks"):
+        applied_from_layers(ARM, SPEC, ranks, None)
+
+
+def test_heads_on_ranks_of_their_own_may_have_one_scale() -> None:
+    same = ScaleSet(
+        Scaling.PER_HEAD, tuple(LayerScales(i, (0.5,) * 4, (0.25,) * 4, (0.125,) * 4) for i in range(COUNT))
+    )
+    arm = Arm("per head", CachePolicy.fp8(COUNT, Scaling.PER_HEAD), same)
+    ranks = [
+        tuple(
+            msgspec.structs.replace(
+                fp8(i), num_kv_heads=1, heads=(rank,), query_heads=(rank,), k_scale=(0.25,), v_scale=(0.125,)
+            )
+            for i in range(COUNT)
+        )
+        for rank in range(4)
+    ]
+    check_applied(arm, applied_from_layers(arm, SPEC, ranks, None), INFO, SPEC)
+    whole = tuple(msgspec.structs.replace(fp8(i), k_scale=(0.25,), v_scale=(0.125,)) for i in range(COUNT))
+    with pytest.raises(PolicyNotApplied, match="layer 0"):
+        check_applied(arm, applied_from_layers(arm, SPEC, [whole], None), INFO, SPEC)
+
+
 def test_a_scale_for_all_heads_is_one_number_however_it_is_held() -> None:
     arm = Arm("per tensor", CachePolicy.fp8(COUNT, Scaling.PER_TENSOR), PER_TENSOR)
     one = tuple(fp8(i, PER_TENSOR) for i in range(COUNT))
