@@ -8,6 +8,7 @@ again. What was answered once is never asked twice, and half an answer is never 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import secrets
@@ -81,6 +82,9 @@ class VllmEngine:
         self._patience_s = tuple(patience_s)
         self._info: EngineInfo | None = None
         self._baseline_nll: float | None = None
+        self._shown: dict[str, Applied] = {}
+        """What each arm's first server showed, its pool aside: the next one has to show the same."""
+        self._who: dict[str, object] = {}
 
     @property
     def spec(self) -> CacheSpec:
@@ -226,6 +230,8 @@ class VllmEngine:
         served = self._fleet.serve(arm)
         own = {} if served_policy(arm.policy) == arm.policy else probe_of(arm)
         if arm.name not in served.checked:
+            if served.probing is None and served.observer is not None:
+                served.observer.stop()
             _switch(served, arm, own)
             self._check(arm, served)
             served.checked.add(arm.name)
@@ -240,7 +246,8 @@ class VllmEngine:
             check_config(arm, served.config)
         if served.ranks is not None:
             check_live(arm, self._spec, served.ranks)
-        self._say(say_readback(arm, self._read_back(arm, served, served.ranks)))
+        self._check_alike(arm, served)
+        self._say(say_readback(arm, self._shown[arm.name]))
         if served.observer is not None:
             served.observer.watch(True)
         text = self._tokenizer.encode(SMOKE_TEXT)
@@ -265,6 +272,24 @@ class VllmEngine:
                 f"arm {arm.name!r} is {away:.1f} nats per token away from BF16 on the smoke text",
                 hint="that is another model, not another cache: look at what its server loaded",
             )
+
+    def _check_alike(self, arm: Arm, served: Served) -> None:
+        """A server that came back has to show what the arm's first one showed, and all arms run on the same.
+
+        Raises PolicyNotApplied, EngineError.
+        """
+        shown = dataclasses.replace(self._read_back(arm, served, served.ranks), pool=None)
+        if self._shown.setdefault(arm.name, shown) != shown:
+            raise PolicyNotApplied(
+                f"arm {arm.name!r}: its server came back with another cache or other scales than before",
+                hint="start it as it was and run the same command again; nothing was recorded of the new one",
+            )
+        for what, found in _what_it_runs_on(served).items():
+            if found not in (None, _UNKNOWN) and self._who.setdefault(what, found) != found:
+                raise EngineError(
+                    f"the server of arm {arm.name!r} has {what} {found}, and that of another arm {self._who[what]}",
+                    hint="arms are compared on equal servers: their difference would be that of the servers",
+                )
 
     def _read_back(self, arm: Arm, served: Served, ranks: Sequence[Sequence[LiveLayer]] | None) -> Applied:
         pool = None if served.config is None else served.config.pool
@@ -343,11 +368,20 @@ def _score(served: Served, request: ScoreRequest) -> ScoreResponse:
     return read_score(request, served.client.post_json("/v1/completions", body))
 
 
+def _what_it_runs_on(served: Served) -> dict[str, object]:
+    """GPUs by their models: how many of them a host has beside those that serve is of no concern."""
+    gpus = served.facts.get("gpus")
+    models = {line.partition(": ")[2] or line for line in str(gpus).splitlines()} if gpus else set()
+    return {"version": served.version, **served.facts, "gpus": " and ".join(sorted(models)) or None}
+
+
 def _switch(served: Served, arm: Arm, probe: Probe) -> None:
     """Make the extension round `probe` and nothing else. Raises PolicyNotApplied where there is none."""
     if served.probing == probe:
         return
     if served.observer is None:
+        if not probe:
+            return
         raise PolicyNotApplied(
             f"arm {arm.name!r} needs kvtriage's extension inside the server",
             hint="start the server with the command that --dry-run prints, or leave this arm out",

@@ -47,8 +47,8 @@ class Served:
     explain: Callable[[], EngineError | None] = lambda: None
     checked: set[str] = field(default_factory=set)
     """Arms that were read back on it."""
-    probing: Probe = field(default_factory=dict)
-    """What its extension rounds."""
+    probing: Probe | None = None
+    """What its extension rounds; None before it was told: somebody may have left it rounding."""
 
     @property
     def block_size(self) -> int:

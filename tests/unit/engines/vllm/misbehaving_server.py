@@ -89,6 +89,8 @@ class Player:
     chunk: int | None = None
     geometry: Geometry = field(default_factory=Geometry)
     faults: Faults = field(default_factory=Faults)
+    version: str = "0.32.0"
+    gpus: str | None = None
     extension: bool = True
     metrics: bool = True
     max_model_len: int = 2048
@@ -225,7 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
             case "/health":
                 self._send(b"")
             case "/version":
-                self._json({"version": "0.32.0"})
+                self._json({"version": player.version})
             case "/v1/models":
                 name = player.model
                 self._json({"data": [{"id": name, "root": name, "max_model_len": player.max_model_len}]})
@@ -236,7 +238,7 @@ class _Handler(BaseHTTPRequestHandler):
                     "model_config": {"dtype": "torch.bfloat16", "hf_token": "secret"},
                     "device_config": {"device": "cpu"},
                 }
-                self._json({"vllm_config": facts, "system_env": {"nvidia_gpu_models": None}})
+                self._json({"vllm_config": facts, "system_env": {"nvidia_gpu_models": player.gpus}})
             case _:
                 self._json({"detail": "Not Found"}, 404)
 

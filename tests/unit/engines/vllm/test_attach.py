@@ -161,6 +161,50 @@ def test_another_model_of_the_same_name_is_found_by_what_it_says(tmp_path: Path,
         pass
 
 
+def test_what_an_earlier_run_left_on_is_switched_off(tmp_path: Path) -> None:
+    """A run that was killed while it observed or probed somebody's server."""
+    left = player(tmp_path, "bfloat16")
+    left.probes = {"0": {"format": "fp8", "heads": None, "k": [1.0], "v": [1.0]}}
+    left.observe(True, [0], [])
+    with attached(left) as engine, engine.open(BF16):
+        assert left.probes == {}
+        assert "off" in left.seen
+
+
+def test_a_server_that_comes_back_as_another_is_refused(tmp_path: Path) -> None:
+    native, stored = player(tmp_path, "bfloat16"), player(tmp_path, "fp8")
+    request = ScoreRequest("x", tuple(range(20)), 10)
+    with attached(native, stored) as engine, engine.open(UNIT) as session:
+        assert session.score(request).nll
+        stored.skip = ("sliding_window",)
+        engine._fleet.restart(UNIT)
+        with pytest.raises(PolicyNotApplied, match="'fp8_unit': its server came back with another cache"):
+            session.score(request)
+        stored.skip = ()
+        engine._fleet.restart(UNIT)
+        stored.extension = False
+        with pytest.raises(PolicyNotApplied, match="'fp8_unit': its server came back"):
+            session.score(request)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"version": "0.31.0"}, r"has version 0\.31\.0, and that of another arm 0\.32\.0"),
+        ({"gpus": "GPU 0: NVIDIA L4"}, "has gpus NVIDIA L4, and that of another arm NVIDIA H200"),
+        ({"gpus": "GPU 0: NVIDIA H200"}, None),
+    ],
+)
+def test_arms_are_compared_on_equal_servers(tmp_path: Path, change: dict[str, str], says: str | None) -> None:
+    native, stored = player(tmp_path, "bfloat16"), player(tmp_path, "fp8")
+    native.gpus = stored.gpus = "GPU 0: NVIDIA H200\nGPU 1: NVIDIA H200"
+    for name, value in change.items():
+        setattr(stored, name, value)
+    refused = contextlib.nullcontext() if says is None else pytest.raises(EngineError, match=says)
+    with attached(native, stored) as engine, engine.open(BF16), refused, engine.open(UNIT):
+        pass
+
+
 def test_a_server_of_another_arm_is_refused(tmp_path: Path) -> None:
     with (
         attached(player(tmp_path, "bfloat16"), player(tmp_path, "bfloat16")) as engine,
