@@ -52,8 +52,8 @@ def _vllm(servers: Servers, machine: Machine, case: Path | None, study: Study) -
         from kvtriage.engines.vllm.client import token_from_environment
         from kvtriage.engines.vllm.engine import VllmEngine
         from kvtriage.engines.vllm.fleet import LaunchedFleet
-        from kvtriage.engines.vllm.recipe import DEFAULT_COMMAND, ServerOptions, cpu_environment, read_engine_args
-        from kvtriage.engines.vllm.server import Launch, split_command
+        from kvtriage.engines.vllm.recipe import ServerOptions, cpu_environment, read_command, read_engine_args
+        from kvtriage.engines.vllm.server import Launch
     except ImportError as error:
         raise EngineError(
             f"the vLLM engine cannot start: {error}",
@@ -61,7 +61,7 @@ def _vllm(servers: Servers, machine: Machine, case: Path | None, study: Study) -
         ) from error
     urls = read_urls(servers.arms)
     words = read_engine_args(servers.engine_args)
-    command = DEFAULT_COMMAND if servers.command is None else split_command(servers.command)
+    command = read_command(servers.command)
 
     def fleet(folder: Path, spec: CacheSpec) -> contextlib.AbstractContextManager[Fleet]:
         if urls:

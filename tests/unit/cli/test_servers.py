@@ -15,7 +15,13 @@ from kvtriage.cli.main import main
 from kvtriage.cli.options import Machine, Servers
 from kvtriage.cli.servers import choose_wiring
 from kvtriage.engines.vllm.engine import VllmEngine
-from kvtriage.engines.vllm.recipe import DEFAULT_COMMAND, count_devices, cpu_environment, read_engine_args
+from kvtriage.engines.vllm.recipe import (
+    DEFAULT_COMMAND,
+    count_devices,
+    cpu_environment,
+    read_command,
+    read_engine_args,
+)
 from kvtriage.errors import CaseError, StudyError
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.study import Study
@@ -119,13 +125,23 @@ def test_servers_on_a_cpu_are_told_what_they_would_not_find_out(
     [
         ("--kv-cache-dtype fp8", "set by each arm"),
         ("--port=1", "set by each arm"),
+        ("--kv_cache_dtype=fp8", "set by each arm"),
         ("--api-key s3cret", "secret"),
+        ("--api_key=s3cret", "secret"),
         ("'unclosed", "cannot be read"),
     ],
 )
 def test_arguments_that_are_not_the_users_to_give(word: str, says: str) -> None:
     with pytest.raises(StudyError, match=says) as caught:
         read_engine_args([word])
+    assert "s3cret" not in caught.value.message
+
+
+def test_a_command_that_holds_a_secret_is_refused() -> None:
+    assert read_command(None) == DEFAULT_COMMAND
+    assert read_command("env vllm serve") == ("env", "vllm", "serve")
+    with pytest.raises(StudyError, match="--vllm-command --api-key") as caught:
+        read_command("vllm serve --api_key s3cret")
     assert "s3cret" not in caught.value.message
 
 

@@ -64,13 +64,13 @@ def _attached(url: str) -> Iterator[Served]:
 @contextlib.contextmanager
 def _started(checked: Checked, spec: CacheSpec, servers: Servers) -> Iterator[Served]:
     from kvtriage.engines.vllm.fleet import interrogate
-    from kvtriage.engines.vllm.recipe import DEFAULT_COMMAND, ServerOptions, make_recipe, read_engine_args
-    from kvtriage.engines.vllm.server import Launch, launch, split_command
+    from kvtriage.engines.vllm.recipe import ServerOptions, make_recipe, read_command, read_engine_args
+    from kvtriage.engines.vllm.server import Launch, launch
 
     words = read_engine_args(servers.engine_args)
     if not any(word.partition("=")[0] == "--max-model-len" for word in words):
         words = (*words, "--max-model-len", str(min(_LENGTH, spec.max_model_len)))
-    command = DEFAULT_COMMAND if servers.command is None else split_command(servers.command)
+    command = read_command(servers.command)
     scaling = checked.held.declared.scaling or Scaling.PER_TENSOR
     arm = Arm("check", CachePolicy.fp8(spec.num_layers, scaling))
     recipe = make_recipe(arm, spec, str(checked.held.folder), ServerOptions(command, words))

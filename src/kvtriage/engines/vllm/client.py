@@ -62,7 +62,8 @@ def check_url(url: str) -> str:
             hint=f"give http://HOST:PORT alone; a token is taken from {TOKEN_VARIABLE}",
         )
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise StudyError(f"{url!r} is not the URL of a server", hint="give http://HOST:PORT")
+        # Not repeated: without its scheme, a URL may hold a password that is not recognised as one.
+        raise StudyError("that is not the URL of a server", hint="give http://HOST:PORT")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
 
 

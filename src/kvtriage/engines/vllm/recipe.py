@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from kvtriage.engines.base import Arm
 from kvtriage.engines.vllm.observer import EXTENSION, INSIDE, Probe
 from kvtriage.engines.vllm.scoring import KL_TOP_K
-from kvtriage.engines.vllm.server import Recipe
+from kvtriage.engines.vllm.server import Recipe, split_command
 from kvtriage.errors import PolicyNotApplied, StudyError
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Native, Scaling
 from kvtriage.kvcache.server_args import vllm_args
@@ -24,6 +24,7 @@ __all__ = [
     "cpu_environment",
     "make_recipe",
     "probe_of",
+    "read_command",
     "read_engine_args",
     "served_policy",
 ]
@@ -35,6 +36,7 @@ _OURS = (
 )
 """Set for each server by its arm."""
 _SECRET = ("--api-key", "--hf-token")
+"""Arguments are seen by everybody on the machine, and stand in records and logs."""
 _PARALLEL = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp")
 _LEAST_SEQUENCES = 64
 
@@ -65,25 +67,43 @@ def read_engine_args(words: Sequence[str]) -> tuple[str, ...]:
             raise StudyError(
                 f"--engine-arg {word!r} cannot be read: {error}", hint="quote it as for a shell"
             ) from error
-    for flag in found:
-        name = flag.partition("=")[0]
+    for name in map(_flag, found):
         if name in _OURS:
             raise StudyError(f"--engine-arg {name} is set by each arm itself", hint="leave it out")
-        if name in _SECRET:
-            raise StudyError(
-                f"--engine-arg {name} would write a secret into the records",
-                hint="give it to the server in its environment",
-            )
+    _refuse_secrets("--engine-arg", found)
     return tuple(found)
 
 
+def read_command(text: str | None) -> tuple[str, ...]:
+    """`--vllm-command` as words. Raises EngineError, StudyError."""
+    words = DEFAULT_COMMAND if text is None else split_command(text)
+    _refuse_secrets("--vllm-command", words)
+    return words
+
+
+def _refuse_secrets(option: str, words: Sequence[str]) -> None:
+    """Raises StudyError for an argument that holds a secret, and does not repeat it."""
+    for name in map(_flag, words):
+        if name in _SECRET:
+            raise StudyError(
+                f"{option} {name} would show a secret in the process list and in records",
+                hint="give it to the server in its environment",
+            )
+
+
+def _flag(word: str) -> str:
+    """As vLLM reads it, to which an underscore is a dash."""
+    name = word.partition("=")[0]
+    return name.replace("_", "-") if name.startswith("--") else name
+
+
 def count_devices(engine_args: Sequence[str]) -> int:
-    """Tensor parallel times pipeline parallel."""
+    """Tensor parallel times pipeline parallel times data parallel."""
     count = 1
     for word, after in itertools.zip_longest(engine_args, engine_args[1:], fillvalue=""):
-        name, equals, value = word.partition("=")
+        _, equals, value = word.partition("=")
         size = value if equals else after
-        if name in _PARALLEL and size.isdigit():
+        if _flag(word) in _PARALLEL and size.isdigit():
             count *= int(size)
     return count
 

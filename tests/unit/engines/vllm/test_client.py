@@ -29,7 +29,16 @@ def test_a_url_is_a_base(url: str, base: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["host:8000", "ftp://host", "http://", "http://host:x", "http://me:pw@host", "http://host?key=1", "http://[::1"],
+    [
+        "host:8000",
+        "ftp://host",
+        "http://",
+        "http://host:x",
+        "http://me:pw@host",
+        "me:pw@host:8000",
+        "http://host?key=1",
+        "http://[::1",
+    ],
 )
 def test_what_is_no_base_is_refused_and_no_secret_repeated(url: str) -> None:
     with pytest.raises(StudyError) as caught:
