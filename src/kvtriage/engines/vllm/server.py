@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shlex
 import socket
 import subprocess
@@ -130,9 +131,9 @@ def launch(recipe: Recipe, name: str, how: Launch) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def _start(recipe: Recipe, name: str, how: Launch) -> Iterator[Server]:
-    port = _free_port()
+    port, called = _free_port(), f"kvtriage-{secrets.token_hex(8)}"
     log_file = how.logs / f"{name}.log"
-    command = [*recipe.command, "--host", HOST, "--port", str(port)]
+    command = [*recipe.command, "--host", HOST, "--port", str(port), "--served-model-name", called]
     with contextlib.ExitStack() as stack:
         with writing(log_file):
             how.logs.mkdir(parents=True, exist_ok=True)
@@ -150,6 +151,7 @@ def _start(recipe: Recipe, name: str, how: Launch) -> Iterator[Server]:
         client = stack.enter_context(Client(f"http://{HOST}:{port}"))
         server = Server(client, log_file, start, process)
         _await_ready(server, name, how)
+        _check_own(client, name, called)
         yield server
 
 
@@ -181,6 +183,18 @@ def _await_ready(server: Server, name: str, how: Launch) -> None:
     if (ended := server.explain()) is not None:
         raise ended
     how.say(f"server {name}: ready after {time.monotonic() - started:.0f} s")
+
+
+def _check_own(client: Client, name: str, called: str) -> None:
+    """Whoever answers at the port has to be the server just started, whose model has a name that nobody else's has.
+
+    Raises ServerGone for a program that took the port before ours came to it. Should it take it later, it knows no
+    such model.
+    """
+    match client.get_json("/v1/models"):
+        case {"data": [{"id": str(found)}, *_]} if found == called:
+            return
+    raise ServerGone(f"the server of {name} is gone: {PORT_TAKEN}", hint="run the same command again")
 
 
 def _is_ready(client: Client) -> bool:

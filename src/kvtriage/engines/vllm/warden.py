@@ -3,10 +3,10 @@
     python warden.py GRACE_SECONDS COMMAND...
 
 It starts COMMAND in a session of its own and holds on to its own stdin. When that closes, because
-kvtriage asks for the end or has died in whatever way, the server's process group is asked to end
-(SIGTERM) and, after the grace, made to (SIGKILL). What the server left behind, in any session, comes to
-the warden as the reaper of its descendants (Linux), and is ended too, by its id. The warden's exit code
-is the server's.
+kvtriage asks for the end or has died in whatever way, or when the warden itself is told to end
+(SIGTERM), the server's process group is asked to end (SIGTERM) and, after the grace, made to
+(SIGKILL). What the server left behind, in any session, comes to the warden as the reaper of its
+descendants (Linux), and is ended too, by its id. The warden's exit code is the server's.
 
 It runs as a script, and imports the standard library alone.
 """
@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 __all__ = ["guard", "main"]
@@ -31,8 +31,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _TICK_S = 0.05
 
 
-def guard(command: Sequence[str], grace_s: float, stdin: int) -> int:
-    """Run `command` until it ends or `stdin` closes; returns its exit code, negative for a signal."""
+def guard(command: Sequence[str], grace_s: float, stdin: int, is_asked: Callable[[], bool] = lambda: False) -> int:
+    """Run `command` until it ends, `stdin` closes or `is_asked`; returns its exit code, negative for a signal."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         server = subprocess.Popen(
@@ -44,9 +44,9 @@ def guard(command: Sequence[str], grace_s: float, stdin: int) -> int:
     except OSError as error:
         print(f"Error: cannot start {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
         return 127
-    while server.poll() is None and not _is_closed(stdin):
+    while not (_has_ended(server) or is_asked() or _is_closed(stdin)):
         pass
-    if server.poll() is None:
+    if not _has_ended(server):
         _signal_group(server.pid, signal.SIGTERM)
         _wait(server, grace_s)
     _signal_group(server.pid, signal.SIGKILL)
@@ -59,7 +59,9 @@ def main(words: Sequence[str]) -> int:
     # Ctrl-C in a terminal reaches kvtriage, which closes stdin when it is done.
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    code = guard(words[1:], float(words[0]), sys.stdin.fileno())
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    code = guard(words[1:], float(words[0]), sys.stdin.fileno(), lambda: bool(asked))
     return code if code >= 0 else 128 - code
 
 
@@ -69,9 +71,17 @@ def _is_closed(stdin: int) -> bool:
     return bool(ready) and os.read(stdin, 4096) == b""
 
 
+def _has_ended(server: subprocess.Popen[bytes]) -> bool:
+    """Without reaping it: until then its id, and its group's, cannot be given to a stranger."""
+    if not hasattr(os, "waitid"):
+        return server.poll() is not None
+    return os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
 def _wait(server: subprocess.Popen[bytes], seconds: float) -> None:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        server.wait(seconds)
+    deadline = time.monotonic() + seconds
+    while not _has_ended(server) and time.monotonic() < deadline:
+        time.sleep(_TICK_S)
 
 
 def _signal_group(leader: int, number: int) -> None:

@@ -89,6 +89,8 @@ class Player:
     chunk: int | None = None
     geometry: Geometry = field(default_factory=Geometry)
     faults: Faults = field(default_factory=Faults)
+    called: str | None = None
+    """What it calls its model; as the folder."""
     version: str = "0.32.0"
     gpus: str | None = None
     extension: bool = True
@@ -229,8 +231,8 @@ class _Handler(BaseHTTPRequestHandler):
             case "/version":
                 self._json({"version": player.version})
             case "/v1/models":
-                name = player.model
-                self._json({"data": [{"id": name, "root": name, "max_model_len": player.max_model_len}]})
+                name = player.called or player.model
+                self._json({"data": [{"id": name, "root": player.model, "max_model_len": player.max_model_len}]})
             case "/metrics" if player.metrics:
                 self._send(player.metrics_text().encode())
             case "/server_info" if player.extension:
@@ -444,14 +446,14 @@ def read_flags(words: list[str]) -> tuple[Player, int]:
     parser.add_argument("words", nargs="*")
     parser.add_argument("--model")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--served-model-name")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--kv-cache-dtype-skip-layers", nargs="*", default=[])
     parser.add_argument("--max-num-batched-tokens", type=int)
     known, _ = parser.parse_known_args(words)
     model = known.model or known.words[-1]
-    return Player(
-        model, known.kv_cache_dtype, tuple(known.kv_cache_dtype_skip_layers), known.max_num_batched_tokens
-    ), known.port
+    skip, chunk = tuple(known.kv_cache_dtype_skip_layers), known.max_num_batched_tokens
+    return Player(model, known.kv_cache_dtype, skip, chunk, called=known.served_model_name), known.port
 
 
 def _main() -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from kvtriage.engines.vllm import server as server_module
 from kvtriage.engines.vllm.server import Launch, Recipe, environment_of, launch, show_command, split_command
 from kvtriage.errors import EngineError
+from tests.unit.engines.vllm.misbehaving_server import Player, playing
 
 FAKE = str(Path(__file__).with_name("misbehaving_server.py"))
 ROOT = Path(__file__).parents[4]
@@ -106,6 +108,19 @@ def test_a_port_that_was_taken_meanwhile_is_another_one_next_time(tmp_path: Path
     assert marker.exists()
 
 
+def test_a_stranger_at_the_port_is_not_taken_for_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another study's server of the same model, which was there before ours came to bind the port."""
+    stranger = Player(str(tmp_path / "model"))
+    with playing(stranger) as url:
+        ports = iter([int(url.rpartition(":")[2])])
+        free = server_module._free_port
+        monkeypatch.setattr(server_module, "_free_port", lambda: next(ports, None) or free())
+        with launch(recipe(tmp_path), "bf16", how(tmp_path)) as server:
+            assert server.client.url != url
+    assert "/v1/models" in stranger.paths
+    assert stranger.bodies == []
+
+
 def test_a_server_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
     started = time.monotonic()
     with (
@@ -159,6 +174,34 @@ def test_no_server_outlives_kvtriage_whatever_ends_it(tmp_path: Path, number: si
         pids = [int(word) for word in marker.read_text().split()]
         owner.send_signal(number)
     assert wait_for(lambda: not any(map(is_alive, pids)))
+
+
+def test_a_warden_that_is_told_to_end_takes_the_server_with_it(tmp_path: Path) -> None:
+    marker = tmp_path / "pids"
+    with launch(recipe(tmp_path, FAKE_CHILD=str(marker)), "bf16", how(tmp_path)) as server:
+        pids = [int(word) for word in marker.read_text().split()]
+        server._warden.terminate()
+        assert wait_for(lambda: not any(map(is_alive, pids)))
+        assert wait_for(lambda: server.explain() is not None)
+
+
+WATCHED = """
+import os
+from kvtriage.engines.vllm import warden
+kill = os.killpg
+def watched(group, number):
+    print(number, open(f"/proc/{group}/stat").read().split()[2], flush=True)
+    kill(group, number)
+os.killpg = watched
+print(warden.guard(["true"], 1.0, os.pipe()[0]))
+"""
+
+
+def test_a_group_is_signalled_only_while_its_number_is_its_own(tmp_path: Path) -> None:
+    """The leader has ended and is not reaped yet: no stranger can have its id."""
+    words = [sys.executable, "-c", WATCHED]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    assert subprocess.check_output(words, text=True, env=environment, timeout=30) == "9 Z\n0\n"
 
 
 def test_commands_are_words_and_words_are_commands() -> None:
