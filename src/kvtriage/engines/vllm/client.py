@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 
 from kvtriage.engines.vllm.failures import Refused, ServerGone, Unanswered
-from kvtriage.errors import EngineError, StudyError
+from kvtriage.errors import EngineError, NonFinite, StudyError
 
 __all__ = ["TOKEN_VARIABLE", "Client", "Piece", "check_url", "token_from_environment"]
 
@@ -29,6 +29,8 @@ _STALL_S = 600.0
 """Without a single byte for so long an answer is given up: a long prefill is silent until its first token."""
 _CONNECT_S = 10.0
 _LONGEST_REASON = 300
+_NAN = "Out of range float values are not JSON compliant"
+"""What Python's JSON says of NaN and infinity: vLLM computed one, and answers 400 because it cannot write it."""
 
 _T = TypeVar("_T")
 
@@ -105,7 +107,7 @@ class Client:
         return self.run(self.post(path, body))
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The JSON answer. Raises Unanswered, ServerGone, Refused."""
+        """The JSON answer. Raises Unanswered, ServerGone, Refused, NonFinite."""
         return await self._json("POST", path, body)
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> list[Piece]:
@@ -170,6 +172,11 @@ def _failing(url: str) -> Iterator[None]:
 
 def _failed(where: str, status: int, body: bytes) -> EngineError:
     reason = _reason(body)
+    if _NAN in reason:
+        return NonFinite(
+            f"{where} computed a number that is NaN or infinite",
+            hint="NaN reached the logits: look at the scales of this arm and the server's log",
+        )
     if status >= 500 or status in (408, 429):
         return Unanswered(f"{where} answered {status}: {reason}", hint="the server's log says why")
     if status in (401, 403):

@@ -105,15 +105,19 @@ def _prompt_logprobs(answer: object) -> Sequence[object]:
 
 
 def _named(position: object, item_id: str) -> tuple[dict[int, float], int]:
-    """Log probability by token, and the most likely token. Raises NonFinite, Unanswered."""
+    """Log probability by token, and the most likely token: that of the first rank, or where a server gives no ranks
+    that of the largest log probability. Raises NonFinite, Refused, Unanswered."""
     named: dict[int, float] = {}
-    best, best_rank = -1, 0
+    places: dict[int, float] = {}
     for word, entry in position.items() if isinstance(position, dict) else ():
         match entry:
-            case {"logprob": float() | int() as log_prob, "rank": int(rank)} if not math.isnan(log_prob):
+            case {"logprob": float() | int() as log_prob} if not math.isnan(log_prob):
+                if not word.isdecimal():
+                    raise Refused(
+                        f"the server names a token of {item_id} as {word!r}", hint="scores need tokens by their ids"
+                    )
                 named[int(word)] = float(log_prob)
-                if best_rank == 0 or rank < best_rank:
-                    best, best_rank = int(word), rank
+                places[int(word)] = entry.get("rank") or -log_prob
             case {"logprob": _}:
                 raise NonFinite(
                     f"a log probability of {item_id} is not a number",
@@ -121,7 +125,7 @@ def _named(position: object, item_id: str) -> tuple[dict[int, float], int]:
                 )
     if not named:
         raise Unanswered(f"a scored position of {item_id} has no logprobs", hint="the server's log says more")
-    return named, best
+    return named, min(places, key=places.__getitem__)
 
 
 def _top_k(rows: Sequence[Mapping[int, float]]) -> TopK:

@@ -9,7 +9,7 @@ import pytest
 
 from kvtriage.engines.vllm.client import TOKEN_VARIABLE, Client, check_url, token_from_environment
 from kvtriage.engines.vllm.failures import Refused, ServerGone, Unanswered
-from kvtriage.errors import StudyError
+from kvtriage.errors import NonFinite, StudyError
 from tests.unit.engines.vllm.misbehaving_server import Faults, Player, playing
 
 TOKEN = "tok-5e1d0c"
@@ -73,6 +73,13 @@ def test_a_status_says_whether_to_ask_again(tmp_path: Path, status: int, kind: t
     player = Player(str(tmp_path), faults=Faults(status={"/version": [status]}))
     with playing(player) as url, Client(url) as client, pytest.raises(kind, match="a planted fault"):
         client.get_json("/version")
+
+
+def test_a_number_that_json_cannot_hold_is_no_refusal(tmp_path: Path) -> None:
+    """vLLM 0.32 answers 400 where a log probability is NaN."""
+    player = Player(str(tmp_path), faults=Faults(nan_answers=1))
+    with playing(player) as url, Client(url) as client, pytest.raises(NonFinite, match="NaN or infinite"):
+        client.post_json("/v1/completions", {"prompt": [1, 2], "prompt_logprobs": 1})
 
 
 def test_nobody_there_is_a_server_that_is_gone() -> None:

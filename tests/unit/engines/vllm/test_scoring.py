@@ -35,6 +35,11 @@ def test_a_score_is_read_off_the_prompt_logprobs() -> None:
     assert found.distribution.kl_from(found.distribution) == (0.0, 0.0)
 
 
+def test_without_ranks_the_most_likely_token_is_the_one_of_the_largest_log_probability() -> None:
+    positions = ({"6": {"logprob": -2.5}, "3": {"logprob": -0.5}}, {"7": {"logprob": -0.25}, "4": {"logprob": -3.0}})
+    assert read_score(REQUEST, answer(None, *positions)).top1 == (3, 7)
+
+
 def test_the_body_asks_for_logprobs_of_these_very_tokens() -> None:
     body = score_body("m", REQUEST, 20, "salt")
     assert (body["prompt"], body["prompt_logprobs"], body["max_tokens"]) == ([5, 6, 7], 20, 1)
@@ -48,6 +53,7 @@ def test_the_body_asks_for_logprobs_of_these_very_tokens() -> None:
         (answer(None, {"6": entry(-2.5, 1)}), Unanswered),
         (answer(None, {}, {"7": entry(-1.0, 1)}), Unanswered),
         (answer(None, {"9": entry(-2.5, 1)}, {"7": entry(-1.0, 1)}), Refused),
+        (answer(None, {"token_id:6": entry(-2.5, 1)}, {"7": entry(-1.0, 1)}), Refused),
         (answer(None, {"6": entry(None, 1)}, {"7": entry(-1.0, 1)}), NonFinite),
         (answer(None, {"6": entry(math.nan, 1)}, {"7": entry(-1.0, 1)}), NonFinite),
     ],
