@@ -71,11 +71,10 @@ class AttachedFleet:
         return 1
 
     def show(self, arm: Arm) -> str:
-        return f"attached: {self._urls.get(arm.name, self._urls[BASELINE_ARM])}"
+        return f"attached: {self._urls[self._name(arm)]}"
 
     def serve(self, arm: Arm) -> Served:
-        # Calibration and diagnosis ask a native arm of another name: that is the baseline's server.
-        name = arm.name if arm.name in self._urls else BASELINE_ARM
+        name = self._name(arm)
         if arm.name not in self._urls and not arm.policy.is_native:
             raise EngineError(f"no --arm {arm.name}=URL is given", hint="start a server for it, or leave the arm out")
         if name not in self._served:
@@ -87,7 +86,11 @@ class AttachedFleet:
 
     def restart(self, arm: Arm) -> None:
         """Somebody else's server may come back by itself: it is asked anew."""
-        self._served.pop(arm.name, None)
+        self._served.pop(self._name(arm), None)
+
+    def _name(self, arm: Arm) -> str:
+        """A native arm of another name is answered for by the baseline's server."""
+        return arm.name if arm.name in self._urls else BASELINE_ARM
 
     def _check_model(self, name: str, served: Served) -> None:
         """Raises StudyError for a server of another model."""

@@ -41,7 +41,7 @@ from kvtriage.engines.vllm.readback import (
 from kvtriage.engines.vllm.recipe import check_arm, probe_of, served_policy
 from kvtriage.engines.vllm.scoring import KL_TOP_K, read_score, score_body
 from kvtriage.engines.vllm.smoke import SMOKE_TEXT, smoke_test
-from kvtriage.engines.vllm.timing import closed_loop, mean_steps, stream_body
+from kvtriage.engines.vllm.timing import Stream, closed_loop, mean_steps, stream_body
 from kvtriage.errors import BadInput, EngineError, PolicyNotApplied
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.fp8.stats import HeldOut, KVStats
@@ -57,6 +57,7 @@ _SAME_MODEL_NATS = 1.0
 _SAME_MODEL_FP8_NATS = 4.0
 """The same for an FP8 arm: a cache may ruin a model, and is measured then; a model with another vocabulary or other
 weights is further off."""
+_WARM_UP_TOKENS = 2
 _UNKNOWN = "unknown"
 _ATTENTION_BACKENDS = ("FLASH_ATTN",)
 """Quantise Q and the probabilities too, on GPUs; all others of plain FP8 only store it."""
@@ -85,6 +86,8 @@ class VllmEngine:
         self._shown: dict[str, Applied] = {}
         """What each arm's first server showed, its pool aside: the next one has to show the same."""
         self._who: dict[str, object] = {}
+        self._cold: set[str] = set()
+        """Arms whose server came back and was not timed since."""
 
     @property
     def spec(self) -> CacheSpec:
@@ -187,9 +190,16 @@ class VllmEngine:
         return self.persist(self._native(), lambda served: _score(served, request), probe_of(arm))
 
     def generate(self, arm: Arm, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
+        def stream(served: Served, count: int) -> list[Stream]:
+            bodies = [stream_body(served.model, prompt, count, _salt()) for prompt in prompts]
+            return closed_loop(served.client, bodies, len(bodies))
+
         def ask(served: Served) -> Generation:
-            bodies = [stream_body(served.model, prompt, new_tokens, _salt()) for prompt in prompts]
-            streams = closed_loop(served.client, bodies, len(bodies))
+            if arm.name in self._cold:
+                # Its caller warmed up the server that died.
+                stream(served, _WARM_UP_TOKENS)
+                self._cold.discard(arm.name)
+            streams = stream(served, new_tokens)
             ttft_s, token_s = mean_steps(streams)
             return Generation(
                 token_ids=tuple(stream.token_ids for stream in streams),
@@ -224,6 +234,7 @@ class VllmEngine:
                 time.sleep(pause_s)
                 if isinstance(error, ServerGone) or self._fleet.serve(arm).explain() is not None:
                     self._fleet.restart(arm)
+                    self._cold.add(arm.name)
 
     def _ready(self, arm: Arm, probe: Probe | None) -> Served:
         """The arm's server, read back and tested once; its extension rounds `probe`, or what the arm needs."""
@@ -244,6 +255,11 @@ class VllmEngine:
             self._say(f"warning: server {arm.name}: {warning}")
         if served.config is not None:
             check_config(arm, served.config)
+            if served.ranks is None and served.config.cache_dtype == "auto":
+                self._say(
+                    f"warning: server {arm.name}: its cache dtype is auto, under which a checkpoint with a "
+                    "kv_cache_scheme is in FP8 and nothing says so: start it with --kv-cache-dtype bfloat16"
+                )
         if served.ranks is not None:
             check_live(arm, self._spec, served.ranks)
         self._check_alike(arm, served)

@@ -49,6 +49,8 @@ class Faults:
     no_logprobs: int = 0
     other_tokens: int = 0
     nan_logprobs: int = 0
+    nan_answers: int = 0
+    """As vLLM has it: an answer with NaN in it cannot be written."""
     cut_streams: int = 0
     stalled_streams: int = 0
     short_streams: int = 0
@@ -267,6 +269,7 @@ class _Handler(BaseHTTPRequestHandler):
             statuses = player.faults.status.get(path, [])
             status = statuses.pop(0) if statuses else None
             dies = path == "/v1/completions" and player.faults.strikes("deaths")
+            overflows = path == "/v1/completions" and player.faults.strikes("nan_answers")
             garbles = path == "/v1/completions" and player.faults.strikes("not_json")
         if dies:
             player.dead = True
@@ -281,6 +284,9 @@ class _Handler(BaseHTTPRequestHandler):
             return False
         if status is not None:
             self._json({"error": {"message": "a planted fault"}}, status)
+            return False
+        if overflows:
+            self._json({"error": {"message": "Out of range float values are not JSON compliant: nan"}}, 400)
             return False
         if garbles:
             self._send(b"<html>busy</html>")

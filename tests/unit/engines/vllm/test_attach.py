@@ -35,12 +35,14 @@ def player(folder: Path, dtype: str, **how: bool) -> Player:
 
 
 @contextlib.contextmanager
-def attached(*players: Player, names: tuple[str, ...] = ("tiny",)) -> Iterator[VllmEngine]:
+def attached(
+    *players: Player, names: tuple[str, ...] = ("tiny",), say: Callable[[str], None] = lambda line: None
+) -> Iterator[VllmEngine]:
     with contextlib.ExitStack() as stack:
         urls = [stack.enter_context(playing(p)) for p in players]
         fleet = AttachedFleet(dict(zip(("bf16", "fp8_unit"), urls, strict=False)), names, None)
         stack.enter_context(fleet)
-        yield VllmEngine(SPEC, FakeTokenizer(), fleet, lambda line: None, patience_s=())
+        yield VllmEngine(SPEC, FakeTokenizer(), fleet, say, patience_s=())
 
 
 def test_urls_are_given_by_arm() -> None:
@@ -85,6 +87,17 @@ def test_a_server_without_the_extension_is_measured_and_said_to_be(
             assert session.score(ScoreRequest("x", tuple(range(20)), 10)).nll
         with pytest.raises(EngineError, match="no extension"):
             engine.observe([list(range(20))], (0,), lambda done, total: None)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "extension", "warned"), [("auto", False, 1), ("auto", True, 0), ("bfloat16", False, 0)]
+)
+def test_an_automatic_cache_that_cannot_be_looked_at_is_warned_of(
+    tmp_path: Path, dtype: str, extension: bool, warned: int
+) -> None:
+    said: list[str] = []
+    with attached(player(tmp_path, dtype, extension=extension), say=said.append) as engine, engine.open(BF16):
+        assert sum("its cache dtype is auto" in line for line in said) == warned
 
 
 def ablated(folder: Path, across: Across, *, metrics: bool = True) -> tuple[list[Trial], Evidence, list[Player]]:

@@ -10,8 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kvtriage.engines.base import Arm
 from kvtriage.engines.vllm.failures import Refused
 from kvtriage.errors import EngineError, KvtriageError, NonFinite, PolicyNotApplied
+from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.records.case import Evidence, ScaleRecord, ScoreTrial, Sensitivities, TimingTrial, Trial
 from kvtriage.stages.ablate import ablate
 from tests.unit.engines.vllm.fleets import Stable
@@ -121,6 +123,7 @@ STOPPING: dict[str, Stop] = {
     "positions always missing": Stop(Faults(short_scores=-1), EngineError, "scored 4 of the 5 tokens"),
     "other tokens": Stop(Faults(other_tokens=-1), Refused, "another token than"),
     "NaN in the logits": Stop(Faults(nan_logprobs=-1), NonFinite, "not a number"),
+    "NaN that cannot be written": Stop(Faults(nan_answers=-1), NonFinite, "NaN or infinite"),
     "NaN in the cache": Stop(Faults(nonfinite=3), NonFinite, "3 elements of Q, K or V of layer 0"),
     "sequences mixed up": Stop(Faults(mixes_up_batches=True), EngineError, "in a ragged batch"),
     "prefixes not kept": Stop(Faults(forgets_prefixes=True), EngineError, "once its prefix is in the cache"),
@@ -145,6 +148,22 @@ def test_a_fault_that_stays_ends_the_study_and_a_later_run_goes_on(
     healed.run(kept)
     assert keys(healed.trials) == keys(undisturbed.trials)
     assert scores(healed.trials) == scores(undisturbed.trials)
+
+
+def test_a_server_that_came_back_is_warmed_up_before_it_is_timed(tmp_path: Path) -> None:
+    study = Study(tmp_path)
+    arm, prompts = Arm("bf16", CachePolicy.native(study.case.spec.num_layers)), [tuple(range(40))]
+    with study.stable.engine() as engine, engine.open(arm) as session:
+        session.generate(prompts, 8)
+        study.faults.deaths = 1
+        session.generate(prompts, 8)
+        session.generate(prompts, 8)
+    first, second = (
+        [body["max_tokens"] for body in player.bodies if body.get("stream") and body["prompt"] == [*prompts[0]]]
+        for player in study.stable.started
+    )
+    assert first == [8, 8], "the second was not answered"
+    assert second == [2, 8, 8]
 
 
 @pytest.mark.parametrize("after", [0, 3, 10, 25, 40])
