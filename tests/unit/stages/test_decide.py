@@ -9,11 +9,12 @@ import msgspec
 import pytest
 
 from kvtriage.errors import CaseError, EngineError, StudyError
-from kvtriage.records.case import Reason, RepairChoice, ScoreTrial, Verdict
+from kvtriage.records.case import PoolTrial, Reason, RepairChoice, ScoreTrial, Verdict
 from kvtriage.records.pairing import Trials
 from kvtriage.records.study import Rule
 from kvtriage.stages.decide import decide
 from tests.unit.stages.verdict_cases import (
+    CONDITIONS,
     HOPELESS,
     LAYERS,
     OFFSET,
@@ -121,6 +122,22 @@ def test_a_trial_of_an_unknown_arm_is_refused() -> None:
     first, *rest = Case().trials()
     with pytest.raises(CaseError, match="does not name"):
         Case().decide([msgspec.structs.replace(first, arm="fp4"), *rest])
+
+
+def test_a_servers_pool_belongs_to_the_evidence_and_changes_no_verdict() -> None:
+    pool = PoolTrial(
+        arm="fp8_unit",
+        tokens=1024,
+        blocks=65,
+        block_size=16,
+        max_concurrency=1.0,
+        memory_bytes=None,
+        conditions=CONDITIONS,
+    )
+    case = Case()
+    assert case.decide([*case.trials(), pool]) == case.decide()
+    with pytest.raises(CaseError, match="other conditions"):
+        case.decide([*case.trials(), msgspec.structs.replace(pool, conditions="0" * 64)])
 
 
 def test_an_item_measured_twice_is_refused() -> None:

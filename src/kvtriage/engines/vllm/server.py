@@ -82,14 +82,17 @@ class Server:
 
 
 def split_command(text: str) -> tuple[str, ...]:
-    """`--vllm-command` as words. Raises EngineError for one that cannot be read."""
+    """`--vllm-command` as words; `~` in front is the user's home, as no shell has seen it.
+
+    Raises EngineError for one that cannot be read.
+    """
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise EngineError(f"--vllm-command cannot be read: {error}", hint="quote it as for a shell") from error
     if not words:
         raise EngineError("--vllm-command is empty", hint="leave it out for 'vllm serve'")
-    return tuple(words)
+    return (os.path.expanduser(words[0]), *words[1:])
 
 
 def environment_of(recipe: Recipe, own: Mapping[str, str]) -> dict[str, str]:

@@ -204,7 +204,9 @@ def test_a_group_is_signalled_only_while_its_number_is_its_own(tmp_path: Path) -
     assert subprocess.check_output(words, text=True, env=environment, timeout=30) == "9 Z\n0\n"
 
 
-def test_commands_are_words_and_words_are_commands() -> None:
+def test_commands_are_words_and_words_are_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert split_command("~/vllm/bin/vllm serve") == ("/home/me/vllm/bin/vllm", "serve")
     assert split_command("docker run --gpus 'all' vllm") == ("docker", "run", "--gpus", "all", "vllm")
     assert show_command(Recipe(("vllm", "serve", "a b"), {"X": "1"})) == "X=1 vllm serve 'a b'"
     for text in ("", "'unclosed"):
