@@ -8,7 +8,7 @@ from itertools import pairwise
 from xml.etree.ElementTree import Element, fromstring
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
@@ -64,6 +64,7 @@ def test_spread_leaves_distant_labels_where_they_want_to_be() -> None:
 
 
 @given(st.lists(st.tuples(values, values, values), min_size=1, max_size=6), st.floats(1e-6, 1e4))
+@example(rows=[(0.0, 0.0, 5e-324)], margin=1.0)
 def test_dots_stay_on_the_canvas(rows: list[tuple[float, float, float]], margin: float) -> None:
     made = tuple(DotRow("arm", STYLE, a, min(a, b, c), max(a, b, c), "x", False) for a, b, c in rows)
     drawn = draw_dots(
