@@ -50,6 +50,8 @@ def spread(wanted: Iterable[float], gap: float, low: float, high: float) -> list
 
 def _steps(low: float, high: float, most: int) -> tuple[float, ...]:
     rough = (high - low) / max(most, 1)
+    if rough == 0:  # the smallest number there is, shared out
+        return (low,)
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(size * nice for nice in (1, 2, 2.5, 5, 10) if size * nice >= rough * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
