@@ -52,13 +52,12 @@ def vllm_python() -> str:
 
 @pytest.fixture(scope="session")
 def vllm_environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """Small servers with the plug-in, of one process and no compiler."""
+    """Small servers with the plug-in and without a compiler."""
     found_here = tmp_path_factory.mktemp("entry_points")
     put_where_vllm_finds_it(found_here)
     return {
         "PYTHONPATH": os.pathsep.join(map(str, (PLUGIN / "src", found_here))),
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "TORCHDYNAMO_DISABLE": "1",
         "HF_HUB_OFFLINE": "1",
     }
@@ -88,8 +87,6 @@ def serve(vllm_python: str, vllm_environment: Mapping[str, str], tmp_path_factor
             "PYTHONPATH": os.pathsep.join((str(INSIDE), vllm_environment["PYTHONPATH"])),
             "VLLM_SERVER_DEV_MODE": "1",
         }
-        if ranks > 1:
-            environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
         with launch(Recipe(command, environment), "server", Launch(logs, lambda text: None, START_S)) as server:
             yield server
 

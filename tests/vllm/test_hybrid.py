@@ -63,9 +63,15 @@ def embedded(spec: tuple[Path, CacheSpec]) -> Iterator[Engine]:
 
 @pytest.fixture
 def vllm(
-    vllm_python: str, vllm_environment: Mapping[str, str], spec: tuple[Path, CacheSpec], tmp_path: Path
+    vllm_python: str,
+    vllm_environment: Mapping[str, str],
+    spec: tuple[Path, CacheSpec],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Engine]:
     folder, geometry = spec
+    for name, value in vllm_environment.items():
+        monkeypatch.setenv(name, value)
 
     def checkpoint(scales: ScaleSet) -> Path:
         overlay = tmp_path / scales.scaling
@@ -75,10 +81,7 @@ def vllm(
 
     command = (vllm_python, "-m", "vllm.entrypoints.openai.api_server")
     words = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "256")
-    environment = {
-        **vllm_environment,
-        **cpu_environment(words, "auto", {}, sorted(os.sched_getaffinity(0)), nodes=1),
-    }
+    environment = cpu_environment(words, "auto", {}, sorted(os.sched_getaffinity(0)), nodes=1)
     options = ServerOptions(command, words, "auto", environment)
     how = Launch(tmp_path / "servers", print, START_S)
     with LaunchedFleet(geometry, folder, options, how, checkpoint) as fleet:
