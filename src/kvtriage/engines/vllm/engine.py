@@ -8,10 +8,8 @@ again. What was answered once is never asked twice, and half an answer is never 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -29,19 +27,11 @@ from kvtriage.engines.base import (
 )
 from kvtriage.engines.vllm.failures import ServerGone, Unanswered
 from kvtriage.engines.vllm.fleet import Fleet, Served
-from kvtriage.engines.vllm.observer import LiveLayer, Observer, Probe
-from kvtriage.engines.vllm.readback import (
-    applied_from_config,
-    applied_from_layers,
-    check_config,
-    check_live,
-    doubts,
-    say_readback,
-)
+from kvtriage.engines.vllm.observer import Observer, Probe
 from kvtriage.engines.vllm.recipe import check_arm, probe_of, served_policy
-from kvtriage.engines.vllm.scoring import KL_TOP_K, read_score, score_body
-from kvtriage.engines.vllm.smoke import SMOKE_TEXT, smoke_test
+from kvtriage.engines.vllm.scoring import KL_TOP_K, new_salt, read_score, score_body
 from kvtriage.engines.vllm.timing import Stream, closed_loop, mean_steps, stream_body
+from kvtriage.engines.vllm.vetting import UNKNOWN, Vetting
 from kvtriage.errors import BadInput, EngineError, PolicyNotApplied
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.fp8.stats import HeldOut, KVStats
@@ -52,13 +42,7 @@ __all__ = ["PATIENCE_S", "VllmEngine", "VllmSession"]
 
 PATIENCE_S = (0.5, 2.0, 8.0)
 """Pauses before a failed request is sent again, seconds; after the last it is given up."""
-_SAME_MODEL_NATS = 1.0
-"""Nats per token between two BF16 arms on the smoke text, beyond which they are no arms of one model."""
-_SAME_MODEL_FP8_NATS = 4.0
-"""The same for an FP8 arm: a cache may ruin a model, and is measured then; a model with another vocabulary or other
-weights is further off."""
 _WARM_UP_TOKENS = 2
-_UNKNOWN = "unknown"
 _ATTENTION_BACKENDS = ("FLASH_ATTN",)
 """Quantise Q and the probabilities too, on GPUs; all others of plain FP8 only store it."""
 
@@ -82,10 +66,7 @@ class VllmEngine:
         self._say = say
         self._patience_s = tuple(patience_s)
         self._info: EngineInfo | None = None
-        self._baseline_nll: float | None = None
-        self._shown: dict[str, Applied] = {}
-        """What each arm's first server showed, its pool aside: the next one has to show the same."""
-        self._who: dict[str, object] = {}
+        self._vetting = Vetting(spec, tokenizer, say, self._native_dtype)
         self._cold: set[str] = set()
         """Arms whose server came back and was not timed since."""
 
@@ -172,7 +153,7 @@ class VllmEngine:
             try:
                 for done, prompt in enumerate(prompts):
                     progress(done, len(prompts))
-                    closed_loop(served.client, [stream_body(served.model, prompt, 1, _salt())], 1)
+                    closed_loop(served.client, [stream_body(served.model, prompt, 1, new_salt())], 1)
                 found = read(observer)
             finally:
                 with contextlib.suppress(EngineError):
@@ -191,7 +172,7 @@ class VllmEngine:
 
     def generate(self, arm: Arm, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
         def stream(served: Served, count: int) -> list[Stream]:
-            bodies = [stream_body(served.model, prompt, count, _salt()) for prompt in prompts]
+            bodies = [stream_body(served.model, prompt, count, new_salt()) for prompt in prompts]
             return closed_loop(served.client, bodies, len(bodies))
 
         def ask(served: Served) -> Generation:
@@ -216,7 +197,7 @@ class VllmEngine:
 
         def ask(served: Served) -> Applied:
             ranks = None if served.observer is None else served.observer.layers()
-            return self._read_back(arm, served, ranks)
+            return self._vetting.read_back(arm, served, ranks)
 
         return self.persist(arm, ask)
 
@@ -244,77 +225,10 @@ class VllmEngine:
             if served.probing is None and served.observer is not None:
                 served.observer.stop()
             _switch(served, arm, own)
-            self._check(arm, served)
+            self._vetting.vet(arm, served)
             served.checked.add(arm.name)
         _switch(served, arm, own if probe is None else probe)
         return served
-
-    def _check(self, arm: Arm, served: Served) -> None:
-        """Everything that may be wrong with a server before the first trial. Raises EngineError."""
-        for warning in (*served.warnings, *doubts(served.ranks or ())):
-            self._say(f"warning: server {arm.name}: {warning}")
-        if served.config is not None:
-            check_config(arm, served.config)
-            if served.ranks is None and served.config.cache_dtype == "auto":
-                self._say(
-                    f"warning: server {arm.name}: its cache dtype is auto, under which a checkpoint with a "
-                    "kv_cache_scheme is in FP8 and nothing says so: start it with --kv-cache-dtype bfloat16"
-                )
-        if served.ranks is not None:
-            check_live(arm, self._spec, served.ranks)
-        self._check_alike(arm, served)
-        self._say(say_readback(arm, self._shown[arm.name]))
-        if served.observer is not None:
-            served.observer.watch(True)
-        text = self._tokenizer.encode(SMOKE_TEXT)
-        nll = smoke_test(
-            served.client,
-            served.model,
-            self._spec,
-            [*self._tokenizer.bos, *text],
-            _salt,
-            served.longest or self._spec.max_model_len,
-            served.block_size,
-            served.observer,
-        )
-        if served.observer is not None:
-            served.observer.watch(False)
-        if self._baseline_nll is None:
-            self._baseline_nll = nll
-            return
-        allowed = _SAME_MODEL_NATS if arm.policy.is_native else _SAME_MODEL_FP8_NATS
-        if (away := abs(nll - self._baseline_nll)) > allowed:
-            raise EngineError(
-                f"arm {arm.name!r} is {away:.1f} nats per token away from BF16 on the smoke text",
-                hint="that is another model, not another cache: look at what its server loaded",
-            )
-
-    def _check_alike(self, arm: Arm, served: Served) -> None:
-        """A server that came back has to show what the arm's first one showed, and all arms run on the same.
-
-        Raises PolicyNotApplied, EngineError.
-        """
-        shown = dataclasses.replace(self._read_back(arm, served, served.ranks), pool=None)
-        if self._shown.setdefault(arm.name, shown) != shown:
-            raise PolicyNotApplied(
-                f"arm {arm.name!r}: its server came back with another cache or other scales than before",
-                hint="start it as it was and run the same command again; nothing was recorded of the new one",
-            )
-        for what, found in _what_it_runs_on(served).items():
-            if found not in (None, _UNKNOWN) and self._who.setdefault(what, found) != found:
-                raise EngineError(
-                    f"the server of arm {arm.name!r} has {what} {found}, and that of another arm {self._who[what]}",
-                    hint="arms are compared on equal servers: their difference would be that of the servers",
-                )
-
-    def _read_back(self, arm: Arm, served: Served, ranks: Sequence[Sequence[LiveLayer]] | None) -> Applied:
-        pool = None if served.config is None else served.config.pool
-        if ranks is not None:
-            return applied_from_layers(arm, self._spec, ranks, pool)
-        if served.config is not None:
-            return applied_from_config(arm, self._spec, served.config, self._native_dtype())
-        nothing: tuple[tuple[float, ...], ...] = ((),) * self._spec.num_layers
-        return Applied((_UNKNOWN,) * self._spec.num_layers, nothing, nothing, nothing)
 
     def _native(self) -> Arm:
         return Arm("bf16", CachePolicy.native(self._spec.num_layers))
@@ -323,13 +237,13 @@ class VllmEngine:
         served = self._fleet.serve(self._native())
         if served.ranks is not None and served.ranks[0]:
             return served.ranks[0][0].cache_dtype
-        return _UNKNOWN if served.config is None else served.config.cache_dtype
+        return UNKNOWN if served.config is None else served.config.cache_dtype
 
     def _learn(self, served: Served) -> EngineInfo:
         layers = [layer for rank in served.ranks or () for layer in rank]
         backends = sorted({layer.backend_name or layer.backend for layer in layers})
-        backend = "+".join(backends) or served.log_backend or _UNKNOWN
-        device = served.facts.get("gpus") or served.facts.get("device") or _UNKNOWN
+        backend = "+".join(backends) or served.log_backend or UNKNOWN
+        device = served.facts.get("gpus") or served.facts.get("device") or UNKNOWN
         quantizes = served.facts.get("device") == "cuda" and all(name in _ATTENTION_BACKENDS for name in backends)
         return EngineInfo(
             name="vllm",
@@ -337,7 +251,7 @@ class VllmEngine:
             device=str(device),
             backend=backend,
             numerics="attention" if quantizes else "storage",
-            compute_dtype=str(served.facts.get("dtype", _UNKNOWN)),
+            compute_dtype=str(served.facts.get("dtype", UNKNOWN)),
             native_dtype=self._native_dtype(),
             threads=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             per_head_scales=all(layer.per_head_scales is not False for layer in layers),
@@ -380,15 +294,8 @@ class VllmSession:
 
 
 def _score(served: Served, request: ScoreRequest) -> ScoreResponse:
-    body = score_body(served.model, request, KL_TOP_K, _salt())
+    body = score_body(served.model, request, KL_TOP_K, new_salt())
     return read_score(request, served.client.post_json("/v1/completions", body))
-
-
-def _what_it_runs_on(served: Served) -> dict[str, object]:
-    """GPUs by their models: how many of them a host has beside those that serve is of no concern."""
-    gpus = served.facts.get("gpus")
-    models = {line.partition(": ")[2] or line for line in str(gpus).splitlines()} if gpus else set()
-    return {"version": served.version, **served.facts, "gpus": " and ".join(sorted(models)) or None}
 
 
 def _switch(served: Served, arm: Arm, probe: Probe) -> None:
@@ -413,8 +320,3 @@ def _need_observer(served: Served, why: str) -> Observer:
             hint="calibrate and diagnose with --engine embedded, or start the server as --dry-run prints it",
         )
     return served.observer
-
-
-def _salt() -> str:
-    """A prefix cache finds nothing under a salt that was never used."""
-    return secrets.token_hex(16)

@@ -8,6 +8,7 @@ counted as one. The bound is tight where k tokens hold nearly all of the probabi
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from kvtriage.engines.base import Distribution, ScoreRequest, ScoreResponse
 from kvtriage.engines.vllm.failures import Refused, Unanswered
 from kvtriage.errors import NonFinite
 
-__all__ = ["KL_TOP_K", "TopK", "read_score", "score_body"]
+__all__ = ["KL_TOP_K", "TopK", "new_salt", "read_score", "score_body"]
 
 KL_TOP_K = 20
 """Logprobs at each position: the most that a server gives away unless it was started with --max-logprobs."""
@@ -37,6 +38,11 @@ def score_body(model: str, request: ScoreRequest, top_k: int, salt: str) -> dict
         "prompt_logprobs": top_k,
         "cache_salt": salt,
     }
+
+
+def new_salt() -> str:
+    """A prefix cache finds nothing under a salt that was never used."""
+    return secrets.token_hex(16)
 
 
 @dataclass(frozen=True, eq=False)
