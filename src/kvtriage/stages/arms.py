@@ -167,7 +167,13 @@ def check_applied(arm: Arm, applied: Applied, info: EngineInfo, spec: CacheSpec)
                 if scaling is not Scaling.UNIT and arm.scales is not None:
                     want = arm.scales.layers[index]
                 want_q = _served_q(want.q, layer) if info.numerics == "attention" else ()
-                scaled = _equal(k, want.k) and _equal(v, want.v) and _equal(q, want_q)
+                scaled = _equal(k, want.k) and _equal(v, want.v)
+                if scaled and seen_scales and not _equal(q, want_q):
+                    raise PolicyNotApplied(
+                        f"arm {arm.name!r}: layer {index} has Q scales {q or 'none'}, and {want_q or 'none'} are those "
+                        f"of FP8 in {info.numerics}",
+                        hint="the backend under FP8 is another than under BF16: choose one with --attention-backend",
+                    )
                 right = dtype == "float8_e4m3fn" and (scaled or not seen_scales)
             case _:
                 right = dtype == "probe"

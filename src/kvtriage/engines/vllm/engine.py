@@ -43,8 +43,6 @@ __all__ = ["PATIENCE_S", "VllmEngine", "VllmSession"]
 PATIENCE_S = (0.5, 2.0, 8.0)
 """Pauses before a failed request is sent again, seconds; after the last it is given up."""
 _WARM_UP_TOKENS = 2
-_ATTENTION_BACKENDS = ("FLASH_ATTN",)
-"""Quantise Q and the probabilities too, on GPUs; all others of plain FP8 only store it."""
 
 _T = TypeVar("_T")
 
@@ -244,7 +242,8 @@ class VllmEngine:
         backends = sorted({layer.backend_name or layer.backend for layer in layers})
         backend = "+".join(backends) or served.log_backend or UNKNOWN
         device = served.facts.get("gpus") or served.facts.get("device") or UNKNOWN
-        quantizes = served.facts.get("device") == "cuda" and all(name in _ATTENTION_BACKENDS for name in backends)
+        # Of a backend that takes Q in FP8 the probabilities are in FP8 too (FlashAttention 3, Triton).
+        quantizes = bool(layers) and all(layer.takes_quantized_q for layer in layers)
         return EngineInfo(
             name="vllm",
             version=served.version,

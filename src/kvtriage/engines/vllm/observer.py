@@ -51,6 +51,7 @@ class LiveLayer(msgspec.Struct, frozen=True, kw_only=True):
     k_scale_float: float | None = None
     v_scale_float: float | None = None
     quantizes_q: bool = False
+    takes_quantized_q: bool = False
     per_head_scales: bool | None = None
     backend_name: str | None = None
     unsupported: str | None = None

@@ -95,6 +95,7 @@ class Player:
     """What it calls its model; as the folder."""
     version: str = "0.32.0"
     gpus: str | None = None
+    quantizes_q: bool = False
     extension: bool = True
     metrics: bool = True
     max_model_len: int = 2048
@@ -169,7 +170,8 @@ class Player:
             "backend": "fake.Backend",
             "backend_name": "FAKE_ATTN",
             "per_head_scales": True,
-            "quantizes_q": False,
+            "quantizes_q": fp8 and self.quantizes_q,
+            "takes_quantized_q": self.quantizes_q,
             "sliding_window": self.geometry.windows[layer_idx],
             "shares_with": None,
             "unsupported": None,

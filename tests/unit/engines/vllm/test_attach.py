@@ -19,6 +19,7 @@ from kvtriage.errors import EngineError, PolicyNotApplied, StudyError
 from kvtriage.kvcache.policy import CachePolicy, Mantissa, Scaling
 from kvtriage.records.case import Evidence, ScoreTrial, TimingTrial, Trial
 from kvtriage.stages.ablate import ablate
+from kvtriage.stages.arms import check_applied
 from kvtriage.stages.orders import Across, in_turn
 from tests.unit.engines.vllm.fleets import geometry_of
 from tests.unit.engines.vllm.misbehaving_server import Player, playing
@@ -74,6 +75,19 @@ def test_arms_are_measured_where_they_run(tmp_path: Path) -> None:
             kl = other.score(request).distribution.kl_from(one.score(request).distribution)
             assert other.applied().dtypes == ("float8_e4m3fn",) * COUNT
         assert sum(kl) > 0
+
+
+@pytest.mark.parametrize(("native", "stored"), [(True, True), (False, False), (True, False), (False, True)])
+def test_a_backend_that_takes_q_in_fp8_is_told_by_the_baseline_and_held_to_it(
+    tmp_path: Path, native: bool, stored: bool
+) -> None:
+    players = (player(tmp_path, "bfloat16", quantizes_q=native), player(tmp_path, "fp8", quantizes_q=stored))
+    with attached(*players) as engine, engine.open(UNIT) as session:
+        info = engine.info()
+        assert info.numerics == ("attention" if native else "storage")
+        differs = pytest.raises(PolicyNotApplied, match="has Q scales")
+        with contextlib.nullcontext() if native is stored else differs:
+            check_applied(UNIT, session.applied(), info, SPEC)
 
 
 @pytest.mark.parametrize(("metrics", "readback"), [(True, Readback.CONFIG), (False, Readback.NONE)])

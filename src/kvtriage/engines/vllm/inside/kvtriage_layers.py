@@ -61,7 +61,8 @@ def describe(place: Place) -> dict[str, Any]:
 
     `backend` is the class that runs, with its module. `backend_name` is vLLM's word for it, with
     the class behind it where another package registered it under that name. The `_float` scales are
-    what a backend without per-head scales would read.
+    what a backend without per-head scales would read. `takes_quantized_q` is whether the backend wants Q in FP8
+    where the cache is; `quantizes_q` whether this layer does it.
     """
     layer = place.layer
     backend = layer.attn_backend
@@ -82,6 +83,7 @@ def describe(place: Place) -> dict[str, Any]:
         "k_scale_float": _in_json(float(layer._k_scale_float)),
         "v_scale_float": _in_json(float(layer._v_scale_float)),
         "quantizes_q": getattr(layer, "query_quant", None) is not None,
+        "takes_quantized_q": bool(getattr(layer.impl, "supports_quant_query_input", False)),
         "backend": path,
         "backend_name": backend.get_name() if path.startswith("vllm.") else f"{backend.get_name()} ({path})",
         "per_head_scales": bool(backend.supports_per_head_quant_scales()),

@@ -37,6 +37,16 @@ def test_scales_that_are_no_numbers_go_as_words() -> None:
     json.dumps(found, allow_nan=False)
 
 
+def test_whether_q_is_quantised_and_whether_it_would_be_are_two_things() -> None:
+    worker = Worker()
+    first, second = worker.attention(0), worker.attention(1)
+    first.impl.supports_quant_query_input = second.impl.supports_quant_query_input = True
+    second.query_quant = torch.nn.Identity()
+    found = [(live["takes_quantized_q"], live["quantizes_q"]) for live in worker.kvtriage_layers()]
+    assert found == [(True, False), (True, True)]
+    assert not Worker().kvtriage_layers()[0]["takes_quantized_q"]
+
+
 def test_a_backend_of_vllms_own_goes_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Backend, "__module__", "vllm.v1.attention.backends.fake")
     assert Worker().kvtriage_layers()[0]["backend_name"] == "FAKE_ATTN"
