@@ -21,7 +21,7 @@ START_S = 900.0
 """A server takes half a minute to start on two quiet cores."""
 
 Serve = Callable[..., Any]
-"""(model folder, *arguments, ranks) → a context of a server that is ready."""
+"""(model folder, *arguments, ranks, max_model_len, stores_bf16) → a context of a server that is ready."""
 
 
 def put_where_vllm_finds_it(folder: Path) -> None:
@@ -73,7 +73,10 @@ def serve(vllm_python: str, vllm_environment: Mapping[str, str], tmp_path_factor
     logs = tmp_path_factory.mktemp("logs")
 
     @contextmanager
-    def served(model: Path, *arguments: str, ranks: int = 1, max_model_len: int = 256) -> Iterator[Server]:
+    def served(
+        model: Path, *arguments: str, ranks: int = 1, max_model_len: int = 256, stores_bf16: bool = True
+    ) -> Iterator[Server]:
+        native = "auto" if stores_bf16 else "float32"
         parallel = ("--tensor-parallel-size", str(ranks))
         command = (
             *(vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
@@ -83,7 +86,7 @@ def serve(vllm_python: str, vllm_environment: Mapping[str, str], tmp_path_factor
         )
         environment = {
             **vllm_environment,
-            **cpu_environment(parallel, "auto", {}, sorted(os.sched_getaffinity(0)), nodes=1),
+            **cpu_environment(parallel, native, {}, sorted(os.sched_getaffinity(0)), nodes=1),
             "PYTHONPATH": os.pathsep.join((str(INSIDE), vllm_environment["PYTHONPATH"])),
             "VLLM_SERVER_DEV_MODE": "1",
         }

@@ -73,7 +73,7 @@ def test_scales_calibrated_inside_vllm_equal_the_embedded_engines(
     spec = tiny.save(tiny.llama(num_attention_heads=4, num_key_value_heads=kv_heads, head_dim=32), tmp_path / "model")
     expected = observe_here(tmp_path / "model", spec)
     tokens = sum(map(len, PROMPTS))
-    with serve(tmp_path / "model", ranks=ranks) as server:
+    with serve(tmp_path / "model", ranks=ranks, stores_bf16=False) as server:
         observer = Observer(server.client)
         observer.start(EDGES)
         for prompt in PROMPTS:
