@@ -39,7 +39,7 @@ latency_repeats = 1
 decode_tokens = 3
 batch = 2
 """
-MODEL = "smollm2-135m"
+MODEL = "demo:smollm2-135m"
 ITEMS = 4
 TIMED = ("bf16", "fp8_unit", "fp8_per_tensor", "fp8_per_head", "fp8_per_head_skip")
 LONGEST_S = 3600.0
@@ -123,7 +123,7 @@ def study(
     (folder / "study.toml").write_text(STUDY)
     case = folder / "vllm"
     words = (
-        *("run", f"demo:{MODEL}", "--data", "demo:english", "--study", str(folder / "study.toml"), "--out", str(case)),
+        *("run", MODEL, "--data", "demo:english", "--study", str(folder / "study.toml"), "--out", str(case)),
         *("--engine", "vllm", "--vllm-command", f"{vllm_python} -m vllm.entrypoints.openai.api_server"),
         *("--engine-arg", "--dtype float32", "--engine-arg", "--enforce-eager", "--start-timeout", str(START_S)),
     )
@@ -145,7 +145,7 @@ def study(
 def embedded_case(study: tuple[Path, list[str]]) -> Path:
     case = study[0].with_name("embedded")
     shared = ("--data", "demo:english", "--study", str(case.with_name("study.toml")), "--out", str(case))
-    finish(run("run", f"demo:{MODEL}", *shared, environment={}))
+    finish(run("run", MODEL, *shared, environment={}))
     return case
 
 
