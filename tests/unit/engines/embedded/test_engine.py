@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from kvtriage.engines.base import Arm, ScoreRequest, ScoreResponse
 from kvtriage.engines.embedded.attention import AttentionCall
 from kvtriage.engines.embedded.engine import EmbeddedEngine, open_engine
+from kvtriage.engines.embedded.kernel.kernel import NoKernel
 from kvtriage.engines.embedded.storing import StoringAttention, layer_storages
 from kvtriage.errors import BadInput, EngineError, ModelError, NonFinite, PolicyNotApplied, StudyError
 from kvtriage.fp8 import e4m3
@@ -107,7 +108,7 @@ def test_native_is_transformers_own_answer(bench: Bench) -> None:
     with torch.inference_mode():
         logits = model(torch.tensor([tokens])).logits[0]
         expected = -torch.log_softmax(logits[23:47], -1).gather(1, torch.tensor(tokens[24:])[:, None])[:, 0]
-    exact = EmbeddedEngine(bench.engine._model, bench.engine.tokenizer, torch.float32, "storage", threads=1)
+    exact = EmbeddedEngine(bench.engine._model, bench.engine.tokenizer, torch.float32, "storage", threads=1, decode=bench.engine._decode)
     with exact.open(Arm("float32", CachePolicy.native(bench.spec.num_layers))) as session:
         response = session.score(ScoreRequest("x", tokens, 24))
     np.testing.assert_allclose(response.nll, expected.numpy(), atol=2e-4)
@@ -251,7 +252,7 @@ def test_attention_numerics_are_those_written_down(bench: Bench, scaling: Scalin
     layer = spec.layers[index]
     arm = bench.arm(CachePolicy.fp8(spec.num_layers, scaling))
     storages = layer_storages(arm, spec, torch.bfloat16, "attention", torch.device("cpu"))
-    tap = Tap(StoringAttention(storages, 20), index)
+    tap = Tap(StoringAttention(storages, 20, NoKernel("test")), index)
     bench.engine._model.forward_hidden(torch.tensor([tiny.prompt(20)]), tap)
     ((call, output),) = tap.seen
     own = bench.scales[scaling].layers[index] if scaling is not Scaling.UNIT else None
@@ -341,7 +342,7 @@ def test_an_overflow_in_the_first_chunk_alone_is_not_forgotten(bench: Bench) -> 
         torch.device("cpu"),
     )  # fmt: skip
     layer = bench.spec.layers[0]
-    attention = StoringAttention(storages, 4)
+    attention = StoringAttention(storages, 4, NoKernel("test"))
     q, kv = (
         torch.ones(1, layer.num_attention_heads, 1, layer.head_dim),
         torch.ones(1, layer.num_kv_heads, 1, layer.head_dim),
