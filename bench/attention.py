@@ -120,7 +120,10 @@ def ways(
     one, spans = np.ones(case.kv_heads, np.float32), np.array([[0, tokens]], np.int64)
     fp8 = list(filled(case, tokens, E4M3Codec(torch.full((case.kv_heads,), 0.5)), 1))
     bf16 = list(filled(case, tokens, NativeCodec(torch.bfloat16), 2))
-    stored = {"fp8": [cache.append_one(new, new) for cache in fp8], "bf16": [cache.append_one(new, new) for cache in bf16]}
+    stored = {
+        "fp8": [cache.append_one(new, new) for cache in fp8],
+        "bf16": [cache.append_one(new, new) for cache in bf16],
+    }
     narrow = query.to(torch.bfloat16)
     words = [[part.view(torch.int16).numpy().reshape(-1) for part in pair] for pair in stored["bf16"]]
     pieces = [[piece for part in pair for piece in np.array_split(part, threads)] for pair in words]

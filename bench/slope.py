@@ -56,7 +56,8 @@ class Steps:
 
     def slopes(self) -> npt.NDArray[np.float64]:
         """The slope of each turn: [steps]."""
-        return np.polyfit(np.array(self.lengths, np.float64), np.array(self.step_s), 1)[0]
+        found: npt.NDArray[np.float64] = np.polyfit(np.array(self.lengths, np.float64), np.array(self.step_s), 1)[0]
+        return found
 
 
 def noise_filled(engine: EmbeddedEngine, arm: Arm, tokens: int, room: int) -> StoringAttention:

@@ -172,7 +172,7 @@ def _reader(storage: LayerStorage, decode: Decode) -> _Reader | None:
 
 
 def _per_head(scales: tuple[float, ...], spec: LayerSpec) -> npt.NDArray[np.float32]:
-    return np.broadcast_to(np.array(scales or (1.0,), np.float32), spec.num_kv_heads)
+    return np.resize(np.array(scales or (1.0,), np.float32), spec.num_kv_heads)
 
 
 class StoringAttention:

@@ -56,12 +56,21 @@ class Shape:
     value_format: str
 
 
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def _dealt(d: Any, lot: Any) -> Any:
+    """Where element d of a row comes out; see `Widening`."""
+    if lot == 0:
+        return d
+    within = d % lot
+    return d - within + within % 4 * (lot // 4) + within // 4
+
+
 def this_machine() -> tuple[Machine, str]:
     """The machine that numba compiles for, and LLVM's list of its features."""
     from numba.core.registry import cpu_target
 
-    features: str = cpu_target.target_context.codegen().magic_tuple()[2]
-    return Machine.of(features), features
+    _, cpu, features = cpu_target.target_context.codegen().magic_tuple()
+    return Machine.of(cpu, features), features
 
 
 def compile_attend(shape: Shape) -> Any:
@@ -73,10 +82,15 @@ def compile_attend(shape: Shape) -> Any:
     """
     group, dim, dim_v = shape.group, shape.dim, shape.dim_v
     key_format, value_format = shape.key_format, shape.value_format
-    sums = this_machine()[0].sums
+    machine = this_machine()[0]
+    sums = machine.sums
     heads = max(count for count in range(1, _MOST_HEADS + 1) if group % count == 0)
     passes = group // heads
     tokens = 1 << max(0, min(3, (sums // heads).bit_length() - 1))
+    k_widening, v_widening = machine.widening(key_format, dim), machine.widening(value_format, dim_v)
+    k_lot, k_before, k_after = k_widening.lot, 2.0**k_widening.before, k_widening.after
+    v_lot, v_before, v_after = v_widening.lot, v_widening.before, 2.0**v_widening.after
+    v_undone = 2.0**-v_before
     revision = _revision()
 
     def attend(
@@ -89,6 +103,7 @@ def compile_attend(shape: Shape) -> Any:
         keys, values, sums_of_values = key.reshape(-1), value.reshape(-1), outputs.reshape(-1)
         scores = np.empty(group * BLOCK, np.float32)
         q = np.empty(group * dim, np.float32)
+        ordered = np.empty(dim_v, np.float32)
         wide = np.empty(BLOCK * max(dim, dim_v) if passes > 1 else 0, np.float32)
         for item in range(first_item, key.shape[0] * kv_heads * splits, step):
             b, head, split = item // (kv_heads * splits), item // splits % kv_heads, item % splits
@@ -100,7 +115,7 @@ def compile_attend(shape: Shape) -> Any:
             sums_of_values[sum_at : sum_at + group * dim_v] = 0.0
             for g in range(group):
                 for d in range(dim):
-                    q[g * dim + d] = query[b, head, g, d] * factor[head]
+                    q[g * dim + _dealt(d, k_lot)] = query[b, head, g, d] * np.float32(factor[head] * k_before)
             for block in range(start, stop, BLOCK):
                 count = min(BLOCK, stop - block)
                 row = (b * kv_heads + head) * slots + block
@@ -108,21 +123,21 @@ def compile_attend(shape: Shape) -> Any:
                 # A row of V is asked for when the same row of K is done with: at equal offsets they evict each other.
                 if passes == 1:
                     for t in range(0, whole, tokens):
-                        score_tokens(q, 0, keys, (row + t) * dim, scores, t, heads, dim, tokens, key_format,
-                                     values, (row + t - tokens) * dim_v, dim_v)  # fmt: skip
+                        score_tokens(q, 0, keys, (row + t) * dim, scores, t, heads, dim, tokens, key_format, k_lot,
+                                     k_after, values, (row + t - tokens) * dim_v, dim_v)  # fmt: skip
                     for t in range(whole, count):
-                        score_tokens(q, 0, keys, (row + t) * dim, scores, t, heads, dim, 1, key_format,
-                                     values, (row + t - 1) * dim_v, dim_v)  # fmt: skip
+                        score_tokens(q, 0, keys, (row + t) * dim, scores, t, heads, dim, 1, key_format, k_lot,
+                                     k_after, values, (row + t - 1) * dim_v, dim_v)  # fmt: skip
                 else:
                     for t in range(count):
-                        widen(keys, (row + t) * dim, wide, t * dim, dim, key_format)
+                        widen(keys, (row + t) * dim, wide, t * dim, dim, key_format, k_lot)
                     for head_at in range(0, group, heads):
                         for t in range(0, whole, tokens):
                             score_tokens(q, head_at * dim, wide, t * dim, scores, head_at * BLOCK + t, heads, dim,
-                                         tokens, "float32", values, (row + t) * dim_v, dim_v)  # fmt: skip
+                                         tokens, "float32", 0, k_after, values, (row + t) * dim_v, dim_v)  # fmt: skip
                         for t in range(whole, count):
                             score_tokens(q, head_at * dim, wide, t * dim, scores, head_at * BLOCK + t, heads, dim,
-                                         1, "float32", values, (row + t) * dim_v, dim_v)  # fmt: skip
+                                         1, "float32", 0, k_after, values, (row + t) * dim_v, dim_v)  # fmt: skip
                 for g in range(group):
                     if softcap > 0.0:
                         cap_scores(scores, g * BLOCK, softcap)
@@ -135,16 +150,22 @@ def compile_attend(shape: Shape) -> Any:
                         total[g] *= shrink
                         for d in range(sum_at + g * dim_v, sum_at + (g + 1) * dim_v):
                             sums_of_values[d] *= shrink
-                    total[g] += scores_to_weights(scores, g * BLOCK, top[g])
+                    total[g] += scores_to_weights(scores, g * BLOCK, top[g], v_before)
                 if passes == 1:
                     add_values(scores, 0, values, row * dim_v, count, sums_of_values, sum_at, heads, dim_v,
-                               value_format, keys, (row + BLOCK) * dim, dim)  # fmt: skip
+                               value_format, v_lot, keys, (row + BLOCK) * dim, dim)  # fmt: skip
                 else:
                     for t in range(count):
-                        widen(values, (row + t) * dim_v, wide, t * dim_v, dim_v, value_format)
+                        widen(values, (row + t) * dim_v, wide, t * dim_v, dim_v, value_format, v_lot)
                     for head_at in range(0, group, heads):
                         add_values(scores, head_at * BLOCK, wide, 0, count, sums_of_values, sum_at + head_at * dim_v,
-                                   heads, dim_v, "float32", keys, (row + BLOCK) * dim, dim)  # fmt: skip
+                                   heads, dim_v, "float32", 0, keys, (row + BLOCK) * dim, dim)  # fmt: skip
+            for g in range(group):
+                total[g] *= np.float32(v_undone)
+                row_at = sum_at + g * dim_v
+                for d in range(dim_v):
+                    ordered[d] = sums_of_values[row_at + _dealt(d, v_lot)] * np.float32(v_after)
+                sums_of_values[row_at : row_at + dim_v] = ordered
 
     floats, number = types.float32, types.int64
     signature = types.void(

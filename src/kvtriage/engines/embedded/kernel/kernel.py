@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import platform
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +24,6 @@ _BYTES_PER_THREAD = 512 * 1024
 
 _VIEWS = {torch.float8_e4m3fn: torch.uint8, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 """How numpy, which knows none of these dtypes, is shown their bytes."""
-
-_E4M3_FACTOR = 256.0
-"""The kernel widens E4M3 to 2^-8 of its value."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class DecodeKernel:
         totals, outputs = np.empty_like(tops), np.empty((*tops.shape, dim_v), np.float32)
         work = (
             call.query.reshape(batch, kv_heads, group, dim).contiguous().numpy(),
-            k_scale * np.float32(call.scaling * _widening(key.dtype)),
+            k_scale * np.float32(call.scaling),
             _numpy(key),
             _numpy(value),
             spans,
@@ -88,14 +86,16 @@ class DecodeKernel:
         )
         read = (int((spans[:, 1] - spans[:, 0]).sum()) * kv_heads * (dim + dim_v)) * key.element_size()
         count = max(1, min(self._threads, tops.size // group, read // _BYTES_PER_THREAD))
-        others = [] if self._pool is None else [
-            self._pool.submit(attend, *work, first, count, tops, totals, outputs) for first in range(1, count)
-        ]  # fmt: skip
+        others = [
+            self._pool.submit(functools.partial(attend, *work, first, count, tops, totals, outputs))
+            for first in range(1, count)
+            if self._pool is not None
+        ]
         attend(*work, 0, count, tops, totals, outputs)
         for other in others:
             other.result()
         result = np.empty((batch, kv_heads, group, dim_v), np.float32)
-        self._join(tops, totals, outputs, _sinks(call, kv_heads), v_scale * np.float32(_widening(value.dtype)), result)
+        self._join(tops, totals, outputs, _sinks(call, kv_heads), np.ascontiguousarray(v_scale), result)
         return torch.from_numpy(result).view(batch, heads, 1, dim_v)
 
     def _attend_for(self, group: int, dim: int, dim_v: int, key: torch.dtype, value: torch.dtype) -> Any:
@@ -142,10 +142,6 @@ def _numba_version() -> str:
     import numba
 
     return str(numba.__version__)
-
-
-def _widening(dtype: torch.dtype) -> float:
-    return _E4M3_FACTOR if dtype is torch.float8_e4m3fn else 1.0
 
 
 def _numpy(stored: Tensor) -> npt.NDArray[Any]:

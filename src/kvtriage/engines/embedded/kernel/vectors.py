@@ -15,37 +15,66 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-__all__ = ["Machine", "Vectors"]
+__all__ = ["Machine", "Vectors", "Widening"]
 
 _F32 = ir.FloatType()
-_I8 = ir.IntType(8)
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _EXPONENTIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 """(exp(r) − 1 − r) / r² on |r| ≤ ln 2 / 2, highest power first: the polynomial of Cephes' expf."""
 
 _LINE_BYTES = 64
+_E4M3_BIAS, _F16_BIAS, _F32_BIAS = 7, 15, 127
 _LOWEST_EXPONENT = -87.0
 """exp below is 1.6e-38, the last one that is a normal float32; it stands for everything smaller."""
 
 
 @dataclass(frozen=True)
+class Widening:
+    """How stored elements come out as float32: times 2^-exponent, and in which order.
+
+    With a `lot`, each lot of so many elements is dealt out by fours: elements 0, 4, 8, ..., then 1, 5, 9, ...
+    """
+
+    exponent: int
+    lot: int
+
+    @property
+    def before(self) -> int:
+        """Power of two that the other factor takes before the product; `after` is what is left for the sum."""
+        return self.exponent // 2
+
+    @property
+    def after(self) -> int:
+        return self.exponent - self.before
+
+
+@dataclass(frozen=True)
 class Machine:
-    """What a CPU offers: float32 lanes of one register, and how many sums may be kept in registers."""
+    """What a CPU offers: float32 lanes of one register, how many sums may be kept in registers, and
+    whether arithmetic on subnormal float32 is as fast as any: so on AMD's Zen, while others take a trap."""
 
     name: str
     lanes: int
     sums: int
+    subnormals: bool
 
     @classmethod
-    def of(cls, features: str) -> Machine:
-        """features: LLVM's, as '+avx2,-avx512f,...'."""
-        present = set(features.split(","))
+    def of(cls, cpu: str, features: str) -> Machine:
+        """cpu: LLVM's name of it, as 'znver4'; features: LLVM's list, as '+avx2,-avx512f,...'."""
+        present, zen = set(features.split(",")), cpu.startswith("znver")
         if "+avx512f" in present:
-            return cls("avx512", 16, 16)
+            return cls("avx512", 16, 16, zen)
         if "+avx2" in present:
-            return cls("avx2", 8, 10)
-        return cls("128-bit", 4, 16)
+            return cls("avx2", 8, 10, zen)
+        return cls("128-bit", 4, 16, False)
+
+    def widening(self, fmt: str, dim: int) -> Widening:
+        if fmt != "float8_e4m3fn":
+            return Widening(0, 0)
+        if self.subnormals and dim % (4 * self.lanes) == 0:
+            return Widening(_F32_BIAS - _E4M3_BIAS, 4 * self.lanes)
+        return Widening(_F16_BIAS - _E4M3_BIAS, 0)
 
 
 class Vectors:
@@ -74,25 +103,38 @@ class Vectors:
     def scalar(self, pointer: Any, index: Any) -> Any:
         return self.builder.load(self.builder.gep(pointer, [index]))
 
-    def widened(self, pointer: Any, index: Any, count: int, fmt: str, lanes: int) -> list[Any]:
-        """Stored elements index ... index + count − 1 as float32, exactly, in vectors of `lanes`.
-
-        E4M3 comes out divided by 2^8. Its NaN patterns come out as ±480 / 2^8.
+    def widened(self, pointer: Any, row: Any, column: int, count: int, fmt: str, lanes: int, lot: int) -> list[Any]:
+        """Elements column ... column + count − 1 of a stored row, in the order that they come out, exactly:
+        in vectors of `lanes`, times 2^-exponent of the format's `Widening`. NaN of E4M3 comes out as ±480.
         """
-        wide = ir.VectorType(_F32, count)
-        return self.parts(self._widened(pointer, index, count, fmt, wide), lanes)
+        if lot:
+            first = column // lot * lot
+            return [self._from_words(pointer, self.plus(row, first), (column - first) // lanes, lanes)]
+        return self.parts(self._in_order(pointer, self.plus(row, column), count, fmt), lanes)
 
-    def _widened(self, pointer: Any, index: Any, count: int, fmt: str, wide: Any) -> Any:
-        """An E4M3 byte, shifted to where a half keeps its exponent and mantissa, is a half of 2^-8 its value,
-        since the exponent biases are 7 and 15. Subnormals come out right: they are subnormal halves.
+    def _from_words(self, pointer: Any, index: Any, byte: int, lanes: int) -> Any:
+        """The E4M3 in one byte of each 32-bit word, shifted to where a float32 keeps exponent and mantissa.
+
+        That is 2^-120 of its value, since the exponent biases are 7 and 127; its subnormals are subnormal.
+        """
+        build, words = self.builder, ir.VectorType(_I32, lanes)
+        word = build.load(self._at(pointer, index, words), align=1)
+        top = build.shl(word, ir.Constant(words, [24 - 8 * byte] * lanes))
+        moved = build.ashr(top, ir.Constant(words, [4] * lanes))
+        return build.bitcast(build.and_(moved, ir.Constant(words, [0x87F00000] * lanes)), ir.VectorType(_F32, lanes))
+
+    def _in_order(self, pointer: Any, index: Any, count: int, fmt: str) -> Any:
+        """E4M3 by way of half precision: the shifted byte is a half of 2^-8 its value, the biases being 7 and 15,
+        and the machine widens halves, the subnormal ones included.
         """
         build = self.builder
         if fmt == "float32":
             return self.load(pointer, index, count)
+        wide = ir.VectorType(_F32, count)
         half = ir.VectorType(ir.HalfType(), count)
         short = ir.VectorType(ir.IntType(16), count)
         if fmt == "float8_e4m3fn":
-            byte = build.load(self._at(pointer, index, ir.VectorType(_I8, count)), align=1)
+            byte = build.load(self._at(pointer, index, ir.VectorType(ir.IntType(8), count)), align=1)
             shifted = build.shl(build.sext(byte, short), ir.Constant(short, [7] * count))
             return build.fpext(build.bitcast(build.and_(shifted, ir.Constant(short, [0xBFFF] * count)), half), wide)
         stored = build.load(self._at(pointer, index, short), align=2)
@@ -101,13 +143,20 @@ class Vectors:
         long = ir.VectorType(_I32, count)
         return build.bitcast(build.shl(build.zext(stored, long), ir.Constant(long, [16] * count)), wide)
 
+    def plus(self, index: Any, by: int) -> Any:
+        """index + by; an index known while compiling is a literal."""
+        return _I64(index + by) if isinstance(index, int) else self.builder.add(index, _I64(by))
+
+    def times_power(self, vector: Any, exponent: int) -> Any:
+        return vector if exponent == 0 else self.builder.fmul(vector, self.constant(2.0**exponent, vector.type.count))
+
     def prefetch(self, pointer: Any, index: Any, elements: int, element_bytes: int) -> None:
         """Ask for the cache lines of `elements` from `index` on; an address beyond the array does no harm."""
         kind = ir.IntType(8).as_pointer()
         hint = ir.FunctionType(ir.VoidType(), [kind, _I32, _I32, _I32])
         function = cgutils.get_or_insert_function(self.builder.module, hint, "llvm.prefetch.p0")
         for at in range(0, elements, max(1, _LINE_BYTES // element_bytes)):
-            place = self.builder.gep(pointer, [self.builder.add(index, _I64(at))])
+            place = self.builder.gep(pointer, [self.plus(index, at)])
             self.builder.call(function, [self.builder.bitcast(place, kind), _I32(0), _I32(3), _I32(1)])
 
     def parts(self, vector: Any, lanes: int) -> list[Any]:

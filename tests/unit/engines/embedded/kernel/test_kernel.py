@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from kvtriage.engines.embedded.attention import AttentionCall
 from kvtriage.engines.embedded.kernel.kernel import DecodeKernel, NoKernel, open_decode
 from kvtriage.engines.embedded.kernel.tiles import BLOCK
-from kvtriage.engines.embedded.kernel.vectors import Machine
+from kvtriage.engines.embedded.kernel.vectors import Machine, Widening
 
 E4M3, BF16, F16, F32 = torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32
 TOLERANCE = 3e-6
@@ -68,12 +69,16 @@ def check(
     where = np.array(spans, np.int64)
     found = kernel.attend(call, key, value, where, k_scale, v_scale)
     expected = definition(call, key, value, where, k_scale, v_scale)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=TOLERANCE * max(1.0, float(np.abs(expected).max())))
+    np.testing.assert_allclose(
+        found.numpy(), expected, rtol=0, atol=TOLERANCE * max(1.0, float(np.abs(expected).max()))
+    )
     return found
 
 
 @pytest.mark.parametrize(
-    ("dim", "dtype"), [*itertools.product((64, 80, 96, 128, 256), (E4M3, BF16)), (8, E4M3), (20, F32), (64, F16)], ids=str
+    ("dim", "dtype"),
+    [*itertools.product((64, 80, 96, 128, 256), (E4M3, BF16)), (8, E4M3), (20, F32), (64, F16)],
+    ids=str,
 )
 def test_every_width_and_format(kernel: DecodeKernel, dim: int, dtype: torch.dtype) -> None:
     key, value = (drawn(1, 2, 150, dim, seed=seed).to(dtype) for seed in (1, 2))
@@ -179,10 +184,26 @@ def test_where_there_is_no_kernel_the_reason_is_given() -> None:
             assert decode.name.startswith("torch")
 
 
+def test_without_numba_torch_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kvtriage.engines.embedded.kernel.decode", None)
+    monkeypatch.delattr("kvtriage.engines.embedded.kernel.decode", raising=False)
+    with open_decode(1, "storage", torch.device("cpu")) as decode:
+        assert isinstance(decode, NoKernel)
+        assert "numba does not load" in decode.name
+
+
 @pytest.mark.parametrize(
-    ("features", "name", "lanes"),
-    [("+avx,+avx2,+avx512f", "avx512", 16), ("+avx2,-avx512f", "avx2", 8), ("-avx2", "128-bit", 4)],
+    ("cpu", "features", "name", "lanes", "lot"),
+    [
+        ("znver5", "+avx,+avx2,+avx512f", "avx512", 16, 64),
+        ("znver3", "+avx2,-avx512f", "avx2", 8, 32),
+        ("sapphirerapids", "+avx2,+avx512f", "avx512", 16, 0),
+        ("generic", "-avx2", "128-bit", 4, 0),
+    ],
 )
-def test_the_machine_is_told_by_its_features(features: str, name: str, lanes: int) -> None:
-    machine = Machine.of(features)
+def test_the_machine_is_told_by_its_features(cpu: str, features: str, name: str, lanes: int, lot: int) -> None:
+    machine = Machine.of(cpu, features)
     assert (machine.name, machine.lanes) == (name, lanes)
+    assert machine.widening("float8_e4m3fn", 128).lot == lot
+    assert machine.widening("float8_e4m3fn", 80) == Widening(8, 0)
+    assert machine.widening("bfloat16", 128) == Widening(0, 0)
