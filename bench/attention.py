@@ -7,9 +7,9 @@ E4M3 bytes, the same kernel over BF16, torch's scaled_dot_product_attention over
 BF16 bytes. Each has several layers' caches of its own and goes from one to the next, so that none finds its bytes in
 the processor's caches. A ratio is taken round by round; printed is its median and, in brackets, its quartiles.
 
-torch is slow enough that it gets two rounds only. Store: what quantising and storing a new token costs, as a share
-of the attention that follows. One thread is timed on its own clock, which stands still while other programs have the
-core; several threads are timed by the wall.
+torch is slow enough that it gets two rounds only. Store: what quantising and storing a new token costs in one layer;
+`bench/slope.py` sets it against a whole step. One thread is timed on its own clock, which stands still while other
+programs have the core; several threads are timed by the wall.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Measured:
         return (
             f"{name:24} {self.tokens:>7,} {np.median(fp8) * 1e3:>8.2f} {spread(fp8 / bf16)} "
             f"{spread(bf16[: sdpa.size] / sdpa)} {spread(read / 2 / fp8)} {size / np.median(fp8) / 1e9:>6.1f} "
-            f"{2 * size / np.median(read) / 1e9:>6.1f} {np.median(store) / np.median(fp8):>7.2%}"
+            f"{2 * size / np.median(read) / 1e9:>6.1f} {np.median(store) * 1e6:>8.0f}"
         )
 
 
@@ -93,7 +93,7 @@ def spread(ratios: np.ndarray) -> str:
 
 HEADER = (
     f"{'layer':24} {'tokens':>7} {'FP8 ms':>8} {'FP8 / BF16':22} {'BF16 / torch':22} {'FP8 / read':22} "
-    f"{'GB/s':>6} {'read':>6} {'store':>7}"
+    f"{'GB/s':>6} {'read':>6} {'store µs':>8}"
 )
 
 

@@ -3,10 +3,11 @@
     python bench/slope.py [--model FOLDER] [--lengths 256 1024 ...] [--steps 15] [--threads 1] [--json FILE]
 
 A real model through the embedded engine. Each arm (BF16; FP8; FP8 with the sliding layers in BF16, where the model has
-any) holds a cache of every length, filled with noise, and decodes one token at a time; the arms take turns, step by
-step and length by length. ITL = slope · length + intercept is fitted to the medians over the steps. The ratio of two
-slopes is taken step by step; printed is its median and, in brackets, its quartiles. Store is what quantising and
-storing K and V of one token costs over all layers, as a share of the step.
+any) holds a cache of every length, filled with noise, and decodes one token at a time. A turn is one step of each arm
+at each length, so that what slows the machine down for a while slows all of them. ITL = slope · length + intercept is
+fitted to the medians over the turns. The ratio of two slopes is taken turn by turn; printed is its median and, in
+brackets, its quartiles. Store is what quantising and storing K and V of one token costs over all layers, as a share
+of the step.
 
 One thread is timed on its own clock, which stands still while other programs have the core; several threads are
 timed by the wall.
@@ -83,24 +84,28 @@ def arms(spec: CacheSpec) -> list[Arm]:
 
 @torch.inference_mode()
 def measure(engine: EmbeddedEngine, lengths: tuple[int, ...], steps: int, threads: int) -> list[Steps]:
-    """Arms in turn at each length; the first step of each is not counted."""
+    """A turn is one step of each arm at each length; the first turn is not counted."""
     clock = time.thread_time if threads == 1 else time.perf_counter
     token = engine._model.tokens([[1]])
     candidates = arms(engine.spec)
-    times: dict[str, list[tuple[float, ...]]] = {arm.name: [] for arm in candidates}
-    stores: dict[str, tuple[float, ...]] = {}
-    for tokens in lengths:
-        held = {arm.name: noise_filled(engine, arm, tokens, 2 * steps + 1) for arm in candidates}
-        found: dict[str, list[float]] = {name: [] for name in held}
-        for step in range(steps + 1):
-            for name, attention in held.items():
-                start = clock()
-                engine._model.logits(token, attention, start=tokens + step, keep=slice(0, 1))
-                found[name].append(clock() - start)
-        for name, attention in held.items():
-            times[name].append(tuple(found[name][1:]))
-            stores[name] = tuple(store_once(engine.spec, attention, clock) for _ in range(steps))
-    return [Steps(name, lengths, tuple(rows), stores[name]) for name, rows in times.items()]
+    held = {
+        (arm.name, tokens): noise_filled(engine, arm, tokens, 2 * steps + 1) for tokens in lengths for arm in candidates
+    }
+    times: dict[tuple[str, int], list[float]] = {key: [] for key in held}
+    for step in range(steps + 1):
+        for key, attention in held.items():
+            start = clock()
+            engine._model.logits(token, attention, start=key[1] + step, keep=slice(0, 1))
+            times[key].append(clock() - start)
+    return [
+        Steps(
+            arm.name,
+            lengths,
+            tuple(tuple(times[arm.name, tokens][1:]) for tokens in lengths),
+            tuple(store_once(engine.spec, held[arm.name, lengths[0]], clock) for _ in range(steps)),
+        )
+        for arm in candidates
+    ]
 
 
 def store_once(spec: CacheSpec, attention: StoringAttention, clock: Callable[[], float]) -> float:
