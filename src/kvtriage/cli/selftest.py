@@ -43,6 +43,9 @@ _COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 """Not needed. Built for another torch, they break the import of transformers."""
 
 _CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16")
+_DECODE_TOLERANCE = 1e-5
+"""Of the largest output: two orders of summing float32."""
+
 _LEAST_MEMORY_BYTES = 2 * GIB
 _DEMO_MEMORY_BYTES = 6 * GIB
 _LEAST_DISK_BYTES = 2 * GIB
@@ -97,6 +100,7 @@ def _run_checks() -> list[Check]:
     checks += [
         _check_engine("embedded engine", _start_engine),
         _check_engine("E4M3 conversion", _compare_e4m3),
+        _check_engine("decode attention", _compare_decode),
         _check_cpu(),
         *_check_threads(),
         _check_memory(),
@@ -177,6 +181,18 @@ def _compare_e4m3() -> Check:
             "E4M3 conversion", Status.MISSING, f"{differences:,} of {tried:,} bytes differ", f"{_ENGINE} --upgrade"
         )
     return Check("E4M3 conversion", Status.OK, f"bit for bit on {tried:,} values")
+
+
+def _compare_decode() -> Check:
+    from kvtriage.engines.embedded.selfcheck import check_decode
+
+    name = "decode attention"
+    found = check_decode()
+    if found.error is None:
+        return Check(name, Status.OPTIONAL, found.name, f"{_ENGINE} brings numba; without it latencies are torch's")
+    if not found.error < _DECODE_TOLERANCE:
+        return Check(name, Status.MISSING, f"{found.name}: {found.error:.1e} off torch", "pip uninstall numba")
+    return Check(name, Status.OK, f"{found.name}: within {found.error:.1e} of torch")
 
 
 def _check_cpu() -> Check:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import re
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from kvtriage.cli import selftest
 from kvtriage.cli.main import main
 from kvtriage.cli.selftest import Check, Status, render_checks
+from kvtriage.engines.embedded import selfcheck
 
 
 def test_a_whole_installation_passes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -17,6 +19,19 @@ def test_a_whole_installation_passes(capsys: pytest.CaptureFixture[str]) -> None
     table = capsys.readouterr().out
     assert "bit for bit on 65,280 values" in table
     assert "missing" not in table
+    assert re.search(r"decode attention +ok +numba .*: within \d", table)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(None, Status.OPTIONAL), (1e-7, Status.OK), (1e-3, Status.MISSING), (math.nan, Status.MISSING)],
+)
+def test_who_decodes_is_told(monkeypatch: pytest.MonkeyPatch, error: float | None, status: Status) -> None:
+    monkeypatch.setattr(selfcheck, "check_decode", lambda: selfcheck.DecodeCheck("somebody", error))
+    check = selftest._compare_decode()
+    assert check.status is status
+    assert "somebody" in check.found
+    assert bool(check.remedy) is (status is not Status.OK)
 
 
 def test_a_missing_package_is_named_with_its_cure(

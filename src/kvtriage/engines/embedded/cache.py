@@ -50,6 +50,20 @@ class LayerCache:
         key [B, Hkv, n, D], value [B, Hkv, n, Dv] → [B, Hkv, S, D], [B, Hkv, S, Dv], whose last n
         positions are the new ones when n > 1; for a single query the order is free.
         """
+        visible_k, visible_v = self._store(key, value)
+        return self.key.decode(visible_k), self.value.decode(visible_v)
+
+    def append_one(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store one new position per sequence; return the bytes, of which the first `retained` positions are visible.
+
+        key [B, Hkv, 1, D], value [B, Hkv, 1, Dv] → [B, Hkv, slots, D], [B, Hkv, slots, Dv], as stored.
+        """
+        self._store(key, value)
+        if self._k is None or self._v is None:
+            raise RuntimeError("storing made no store")
+        return self._k, self._v
+
+    def _store(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         new = key.shape[2]
         if self.seen + new > self._capacity:
             raise ValueError(f"cache made for {self._capacity} tokens was given {self.seen + new}")
@@ -60,7 +74,7 @@ class LayerCache:
         visible_k = self._advance(self._k, k)
         visible_v = self._advance(self._v, v)
         self.seen += new
-        return self.key.decode(visible_k), self.value.decode(visible_v)
+        return visible_k, visible_v
 
     def _advance(self, store: Tensor, fresh: Tensor) -> Tensor:
         new, slots = fresh.shape[2], self._slots

@@ -27,6 +27,7 @@ from kvtriage.engines.base import (
     Tokenizer,
 )
 from kvtriage.engines.embedded.attention import Attention
+from kvtriage.engines.embedded.kernel.kernel import Decode, NoKernel, open_decode
 from kvtriage.engines.embedded.model import LanguageModel, load_model, native_dtype
 from kvtriage.engines.embedded.observing import RangeObserver, ScaleObserver
 from kvtriage.engines.embedded.storing import LayerStorage, StoringAttention, applied, layer_storages
@@ -40,6 +41,7 @@ from kvtriage.kvcache.spec import CacheSpec
 __all__ = ["EmbeddedEngine", "EmbeddedSession", "LogProbs", "available_threads", "open_engine", "resolve_device"]
 
 NUMERICS = ("storage", "attention")
+_BY_TORCH = NoKernel("passes that are scored")
 _ROWS = 32
 """Positions whose whole distributions are worked on at a time; a vocabulary can have 262,144 entries."""
 
@@ -83,13 +85,20 @@ class EmbeddedEngine:
     """See engines.base.Engine. One model, one device, any number of arms."""
 
     def __init__(
-        self, model: LanguageModel, tokenizer: Tokenizer, native: torch.dtype, numerics: str, threads: int
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        native: torch.dtype,
+        numerics: str,
+        threads: int,
+        decode: Decode,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._native = native
         self._numerics = numerics
         self._threads = threads
+        self._decode = decode
 
     @property
     def spec(self) -> CacheSpec:
@@ -108,7 +117,7 @@ class EmbeddedEngine:
             name="embedded",
             version=f"{kvtriage.__version__} (torch {torch.__version__}, transformers {transformers.__version__})",
             device=str(self._model.device),
-            backend="kvtriage",
+            backend=f"kvtriage, decode by {self._decode.name}",
             numerics=self._numerics,
             compute_dtype="float32",
             native_dtype=str(self._native).removeprefix("torch."),
@@ -118,7 +127,7 @@ class EmbeddedEngine:
 
     @contextlib.contextmanager
     def open(self, arm: Arm) -> Iterator[EmbeddedSession]:
-        yield EmbeddedSession(self._model, arm, self._storages(arm))
+        yield EmbeddedSession(self._model, arm, self._storages(arm), self._decode)
 
     def _storages(self, arm: Arm) -> tuple[LayerStorage, ...]:
         return layer_storages(arm, self.spec, self._native, self._numerics, self._model.device)
@@ -141,7 +150,7 @@ class EmbeddedEngine:
         return found
 
     def _distribution(self, request: ScoreRequest, storages: tuple[LayerStorage, ...]) -> LogProbs:
-        attention = StoringAttention(storages, len(request.token_ids))
+        attention = StoringAttention(storages, len(request.token_ids), _BY_TORCH)
         keep = slice(request.score_from - 1, len(request.token_ids) - 1)
         logits = self._model.logits(self._model.tokens([request.token_ids]), attention, start=0, keep=keep)
         attention.check_finite()
@@ -170,7 +179,8 @@ class EmbeddedEngine:
 class EmbeddedSession:
     """See engines.base.Session."""
 
-    def __init__(self, model: LanguageModel, arm: Arm, storages: tuple[LayerStorage, ...]) -> None:
+    def __init__(self, model: LanguageModel, arm: Arm, storages: tuple[LayerStorage, ...], decode: Decode) -> None:
+        self._decode = decode
         self._model = model
         self._arm = arm
         self._storages = storages
@@ -182,7 +192,7 @@ class EmbeddedSession:
     def score(self, request: ScoreRequest) -> ScoreResponse:
         length, scored = len(request.token_ids), slice(request.score_from - 1, len(request.token_ids) - 1)
         tokens = self._model.tokens([request.token_ids])
-        attention = StoringAttention(self._storages, length)
+        attention = StoringAttention(self._storages, length, _BY_TORCH)
         step = self._arm.prefill_chunk or length
         pieces = []
         for start in range(0, length, step):
@@ -209,7 +219,7 @@ class EmbeddedSession:
                 f"arm {self._arm.name!r} is a probe and cannot be timed", hint="time storable policies only"
             )
         length = lengths.pop()
-        attention = StoringAttention(self._storages, length + new_tokens - 1)
+        attention = StoringAttention(self._storages, length + new_tokens - 1, self._decode)
         times = [self._now()]
         step = self._model.tokens(prompts)
         chosen = []
@@ -273,6 +283,7 @@ def open_engine(
     try:
         tokenizer = load_tokenizer(folder, trust_remote_code)
         model = load_model(folder, spec, resolve_device(device), trust_remote_code=trust_remote_code)
-        yield EmbeddedEngine(model, tokenizer, native_dtype(folder), numerics, count)
+        with open_decode(count, numerics, model.device) as decode:
+            yield EmbeddedEngine(model, tokenizer, native_dtype(folder), numerics, count, decode)
     finally:
         torch.set_num_threads(before)

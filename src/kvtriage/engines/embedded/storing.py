@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from kvtriage.engines.base import Applied, Arm
 from kvtriage.engines.embedded.attention import AttentionCall, attend, check_geometry
 from kvtriage.engines.embedded.cache import LayerCache
 from kvtriage.engines.embedded.codec import Codec, E4M3Codec, MantissaCodec, NativeCodec, PartialCodec
+from kvtriage.engines.embedded.kernel.kernel import Decode, DecodeKernel, NoKernel
 from kvtriage.errors import NonFinite, PolicyNotApplied
 from kvtriage.fp8.scales import LayerScales
 from kvtriage.kvcache.policy import Fp8, Mantissa, Native, Scaling
@@ -141,11 +144,47 @@ def _dtype_name(storage: LayerStorage) -> str:
     return str(storage.key.dtype).removeprefix("torch.")
 
 
-class StoringAttention:
-    """The `kvtriage` of one request: stores K and V layer by layer, attends over what it stored."""
+@dataclass(frozen=True, eq=False)
+class _Reader:
+    """One layer's decode steps by the kernel; scales [Hkv]."""
 
-    def __init__(self, storages: tuple[LayerStorage, ...], capacity: int) -> None:
+    kernel: DecodeKernel
+    k_scale: npt.NDArray[np.float32]
+    v_scale: npt.NDArray[np.float32]
+
+    def attend(self, call: AttentionCall, cache: LayerCache) -> Tensor:
+        key, value = cache.append_one(call.key, call.value)
+        spans = np.array([[0, cache.retained]] * key.shape[0], np.int64)
+        return self.kernel.attend(call, key, value, spans, self.k_scale, self.v_scale)
+
+
+def _reader(storage: LayerStorage, decode: Decode) -> _Reader | None:
+    """Compiled before it is returned."""
+    match decode:
+        case NoKernel():
+            return None
+        case DecodeKernel():
+            spec = storage.spec
+            decode.prepare(
+                spec.queries_per_kv_head, spec.head_dim, spec.head_dim_v, storage.key.dtype, storage.value.dtype
+            )
+            return _Reader(decode, *(_per_head(codec.scales, spec) for codec in (storage.key, storage.value)))
+
+
+def _per_head(scales: tuple[float, ...], spec: LayerSpec) -> npt.NDArray[np.float32]:
+    return np.resize(np.array(scales or (1.0,), np.float32), spec.num_kv_heads)
+
+
+class StoringAttention:
+    """The `kvtriage` of one request: stores K and V layer by layer, attends over what it stored.
+
+    `decode` reads the stored bytes where there is one query per sequence. Without a kernel, and for
+    all longer passes, what is visible is widened first and torch attends.
+    """
+
+    def __init__(self, storages: tuple[LayerStorage, ...], capacity: int, decode: Decode) -> None:
         self._storages = storages
+        self._readers = tuple(_reader(storage, decode) for storage in storages)
         self._caches = tuple(
             LayerCache(storage.key, storage.value, capacity, storage.spec.window_tokens) for storage in storages
         )
@@ -164,7 +203,10 @@ class StoringAttention:
         check_geometry(call, storage.spec)
         self._watch(call.layer_idx, "K", call.key)
         self._watch(call.layer_idx, "V", call.value)
-        key, value = self._caches[call.layer_idx].append(call.key, call.value)
+        cache, reader = self._caches[call.layer_idx], self._readers[call.layer_idx]
+        if reader is not None and call.query.shape[2] == 1:
+            return reader.attend(call, cache)
+        key, value = cache.append(call.key, call.value)
         query = call.query
         if storage.query is not None:
             query = storage.query.decode(storage.query.encode(query))

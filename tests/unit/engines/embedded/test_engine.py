@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from kvtriage.engines.base import Arm, ScoreRequest, ScoreResponse
 from kvtriage.engines.embedded.attention import AttentionCall
 from kvtriage.engines.embedded.engine import EmbeddedEngine, open_engine
+from kvtriage.engines.embedded.kernel.kernel import DecodeKernel, NoKernel
 from kvtriage.engines.embedded.storing import StoringAttention, layer_storages
 from kvtriage.errors import BadInput, EngineError, ModelError, NonFinite, PolicyNotApplied, StudyError
 from kvtriage.fp8 import e4m3
@@ -107,7 +108,9 @@ def test_native_is_transformers_own_answer(bench: Bench) -> None:
     with torch.inference_mode():
         logits = model(torch.tensor([tokens])).logits[0]
         expected = -torch.log_softmax(logits[23:47], -1).gather(1, torch.tensor(tokens[24:])[:, None])[:, 0]
-    exact = EmbeddedEngine(bench.engine._model, bench.engine.tokenizer, torch.float32, "storage", threads=1)
+    exact = EmbeddedEngine(
+        bench.engine._model, bench.engine.tokenizer, torch.float32, "storage", threads=1, decode=bench.engine._decode
+    )
     with exact.open(Arm("float32", CachePolicy.native(bench.spec.num_layers))) as session:
         response = session.score(ScoreRequest("x", tokens, 24))
     np.testing.assert_allclose(response.nll, expected.numpy(), atol=2e-4)
@@ -134,6 +137,34 @@ def test_greedy_decoding_repeats_what_scoring_predicts(bench: Bench) -> None:
         chosen = session.generate([prompt], 6).token_ids[0]
         response = session.score(ScoreRequest("x", (*prompt, *chosen), len(prompt)))
     assert response.top1 == chosen
+
+
+def test_decode_by_the_kernel_is_decode_by_torch(bench: Bench) -> None:
+    """Layer by layer, on the same stored bytes: what is chosen and held is the same."""
+    by_torch = EmbeddedEngine(
+        bench.engine._model, bench.engine.tokenizer, torch.bfloat16, "storage", threads=1, decode=NoKernel("a test")
+    )
+    prompts = [tiny.prompt(30, seed=seed) for seed in range(2)]
+    for name, policy in bench.policies().items():
+        found = []
+        for engine in (bench.engine, by_torch):
+            storages = engine._storages(bench.arm(policy))
+            tap = Tap(StoringAttention(storages, 40, engine._decode), bench.spec.num_layers - 1)
+            engine._model.forward_hidden(engine._model.tokens(prompts), tap)
+            for step in range(8):
+                token = engine._model.tokens([[5 + step], [11 + step]])
+                engine._model.forward_hidden(token, tap, start=30 + step)
+            found.append(torch.cat([output for _, output in tap.seen], dim=2))
+        torch.testing.assert_close(*found, rtol=0, atol=2e-2 * float(found[1].abs().max()), msg=name)
+        assert (found[0] - found[1]).abs().mean() < 1e-3 * found[1].abs().mean(), name
+
+
+def test_the_engine_says_what_decodes(bench: Bench, tmp_path: Path) -> None:
+    assert isinstance(bench.engine._decode, DecodeKernel)
+    assert bench.engine.info().backend == f"kvtriage, decode by {bench.engine._decode.name}"
+    spec = tiny.save(tiny.llama(), tmp_path)
+    with open_engine(tmp_path, spec, numerics="attention", device="cpu", threads=1) as engine:
+        assert "decode by torch (the numerics 'attention'" in engine.info().backend
 
 
 def test_what_was_applied_is_read_back(bench: Bench) -> None:
@@ -251,7 +282,7 @@ def test_attention_numerics_are_those_written_down(bench: Bench, scaling: Scalin
     layer = spec.layers[index]
     arm = bench.arm(CachePolicy.fp8(spec.num_layers, scaling))
     storages = layer_storages(arm, spec, torch.bfloat16, "attention", torch.device("cpu"))
-    tap = Tap(StoringAttention(storages, 20), index)
+    tap = Tap(StoringAttention(storages, 20, NoKernel("test")), index)
     bench.engine._model.forward_hidden(torch.tensor([tiny.prompt(20)]), tap)
     ((call, output),) = tap.seen
     own = bench.scales[scaling].layers[index] if scaling is not Scaling.UNIT else None
@@ -341,7 +372,7 @@ def test_an_overflow_in_the_first_chunk_alone_is_not_forgotten(bench: Bench) -> 
         torch.device("cpu"),
     )  # fmt: skip
     layer = bench.spec.layers[0]
-    attention = StoringAttention(storages, 4)
+    attention = StoringAttention(storages, 4, NoKernel("test"))
     q, kv = (
         torch.ones(1, layer.num_attention_heads, 1, layer.head_dim),
         torch.ones(1, layer.num_kv_heads, 1, layer.head_dim),

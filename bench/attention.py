@@ -1,0 +1,200 @@
+"""How fast does a decode step read its cache: FP8 against BF16, against torch, against memory?
+
+    python bench/attention.py [--threads 1] [--seconds 1] [--json FILE]
+
+Each shape is a layer of a known model, one sequence, one new token. Four ways take turns in one run: our kernel over
+E4M3 bytes, the same kernel over BF16, torch's scaled_dot_product_attention over BF16, and a loop that only reads the
+BF16 bytes. Each has several layers' caches of its own and goes from one to the next, so that none finds its bytes in
+the processor's caches. A ratio is taken round by round; printed is its median and, in brackets, its quartiles.
+
+torch is slow enough that it gets two rounds only. Store: what quantising and storing a new token costs in one layer;
+`bench/slope.py` sets it against a whole step. One thread is timed on its own clock, which stands still while other
+programs have the core; several threads are timed by the wall.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from kvtriage.engines.embedded.attention import AttentionCall
+from kvtriage.engines.embedded.cache import LayerCache
+from kvtriage.engines.embedded.codec import E4M3Codec, NativeCodec
+from kvtriage.engines.embedded.kernel.kernel import DecodeKernel, open_decode
+
+COLD_BYTES = 96 << 20
+"""Caches that take turns hold at least so many bytes."""
+TORCH_ROUNDS = 2
+FEWEST_ROUNDS = 9
+LENGTHS = (8_192, 65_536)
+DRAWN_TOKENS = 1_024
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer: its KV heads, query heads per KV head, and head_dim."""
+
+    model: str
+    kv_heads: int
+    group: int
+    head_dim: int
+
+    def cache_bytes(self, tokens: int, element_bytes: int) -> int:
+        return 2 * self.kv_heads * tokens * self.head_dim * element_bytes
+
+
+CASES = (
+    Case("SmolLM2-135M", 3, 3, 64),
+    Case("gpt-oss-20b", 8, 8, 64),
+    Case("Phi-3-mini", 32, 1, 96),
+    Case("Llama-3.1-8B", 8, 4, 128),
+    Case("Gemma-3-270M", 1, 4, 256),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of each round, by way."""
+
+    case: Case
+    tokens: int
+    threads: int
+    fp8: tuple[float, ...]
+    bf16: tuple[float, ...]
+    torch: tuple[float, ...]
+    read: tuple[float, ...]
+    store: tuple[float, ...]
+    """One token into an FP8 cache."""
+
+    def line(self) -> str:
+        fp8, bf16, sdpa, read, store = (np.array(x) for x in (self.fp8, self.bf16, self.torch, self.read, self.store))
+        size = self.case.cache_bytes(self.tokens, 1)
+        name = f"{self.case.model} {self.case.kv_heads}x{self.case.group}x{self.case.head_dim}"
+        return (
+            f"{name:24} {self.tokens:>7,} {np.median(fp8) * 1e3:>8.2f} {spread(fp8 / bf16)} "
+            f"{spread(bf16[: sdpa.size] / sdpa)} {spread(read / 2 / fp8)} {size / np.median(fp8) / 1e9:>6.1f} "
+            f"{2 * size / np.median(read) / 1e9:>6.1f} {np.median(store) * 1e6:>8.0f}"
+        )
+
+
+def spread(ratios: np.ndarray) -> str:
+    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
+    return f"{middle:5.3f} ({low:5.3f} to {high:5.3f})"
+
+
+HEADER = (
+    f"{'layer':24} {'tokens':>7} {'FP8 ms':>8} {'FP8 / BF16':22} {'BF16 / torch':22} {'FP8 / read':22} "
+    f"{'GB/s':>6} {'read':>6} {'store µs':>8}"
+)
+
+
+def filled(case: Case, tokens: int, codec: E4M3Codec | NativeCodec, element_bytes: int) -> Iterator[LayerCache]:
+    """Caches of one layer, as many as it takes to be cold, with room for one more token."""
+    count = max(2, -(-COLD_BYTES // case.cache_bytes(tokens, element_bytes)))
+    generator = torch.Generator().manual_seed(1)
+    block = torch.randn(1, case.kv_heads, DRAWN_TOKENS, case.head_dim, generator=generator)
+    drawn = block.repeat(1, 1, tokens // DRAWN_TOKENS, 1)
+    for _ in range(count):
+        cache = LayerCache(codec, codec, tokens + 1, None)
+        cache.append(drawn, -drawn)
+        yield cache
+
+
+def ways(
+    case: Case, tokens: int, kernel: DecodeKernel, pool: ThreadPoolExecutor, threads: int
+) -> dict[str, Callable[[int], object]]:
+    """Each way takes the number of its round."""
+    heads = case.kv_heads * case.group
+    query = torch.randn(1, heads, 1, case.head_dim, generator=torch.Generator().manual_seed(2))
+    new = torch.randn(1, case.kv_heads, 1, case.head_dim, generator=torch.Generator().manual_seed(3))
+    call = AttentionCall(0, query, new, new, case.head_dim**-0.5, None, None, None)
+    one, spans = np.ones(case.kv_heads, np.float32), np.array([[0, tokens]], np.int64)
+    fp8 = list(filled(case, tokens, E4M3Codec(torch.full((case.kv_heads,), 0.5)), 1))
+    bf16 = list(filled(case, tokens, NativeCodec(torch.bfloat16), 2))
+    stored = {
+        "fp8": [cache.append_one(new, new) for cache in fp8],
+        "bf16": [cache.append_one(new, new) for cache in bf16],
+    }
+    narrow = query.to(torch.bfloat16)
+    words = [[part.view(torch.int16).numpy().reshape(-1) for part in pair] for pair in stored["bf16"]]
+    pieces = [[piece for part in pair for piece in np.array_split(part, threads)] for pair in words]
+
+    def attend(name: str) -> Callable[[int], object]:
+        pairs = stored[name]
+        return lambda at: kernel.attend(call, *pairs[at % len(pairs)], spans, one, one)
+
+    def by_torch(at: int) -> object:
+        key, value = stored["bf16"][at % len(bf16)]
+        return scaled_dot_product_attention(
+            narrow, key[:, :, :tokens], value[:, :, :tokens], scale=call.scaling, enable_gqa=True
+        )
+
+    def store(at: int) -> object:
+        cache = fp8[at % len(fp8)]
+        cache.seen = tokens  # the same place again
+        return cache.append_one(new, new)
+
+    def read(at: int) -> object:
+        found = pieces[(at + len(pieces) // 2) % len(pieces)]  # not those that the kernel has just read
+        return [piece.max() for piece in found] if threads == 1 else list(pool.map(np.max, found))
+
+    return {
+        "fp8": attend("fp8"),
+        "bf16": attend("bf16"),
+        "torch": by_torch,
+        "read": read,
+        "store": store,
+    }
+
+
+def measure(case: Case, tokens: int, kernel: DecodeKernel, threads: int, seconds: float) -> Measured:
+    with ThreadPoolExecutor(threads) as pool:
+        functions = ways(case, tokens, kernel, pool, threads)
+        times: dict[str, list[float]] = {name: [] for name in functions}
+        for function in functions.values():
+            function(0)
+        clock = time.thread_time if threads == 1 else time.perf_counter
+        stop, at = time.perf_counter() + seconds, 1
+        while at <= FEWEST_ROUNDS or time.perf_counter() < stop:
+            for name, function in functions.items():
+                if name == "torch" and at > TORCH_ROUNDS:
+                    continue
+                start = clock()
+                function(at)
+                times[name].append(clock() - start)
+            at += 1
+    return Measured(case, tokens, threads, **{name: tuple(found) for name, found in times.items()})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1, help="threads of every way")
+    parser.add_argument("--seconds", type=float, default=1.0, help="how long to time each shape and length")
+    parser.add_argument("--json", type=Path, help="also write the raw rounds here")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    found = []
+    with open_decode(options.threads, "storage", torch.device("cpu")) as kernel:
+        if not isinstance(kernel, DecodeKernel):
+            parser.exit(1, f"no kernel to measure: decode by {kernel.name}\n")
+        print(f"decode by {kernel.name}, {options.threads} threads; ratios: median (quartiles)")
+        print(HEADER)
+        for case in CASES:
+            for tokens in LENGTHS:
+                found.append(measure(case, tokens, kernel, options.threads, options.seconds))
+                print(found[-1].line(), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(measured) for measured in found], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

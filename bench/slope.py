@@ -1,0 +1,161 @@
+"""Does a decode step get cheaper with FP8, and from which length on?
+
+    python bench/slope.py [--model FOLDER] [--lengths 256 1024 ...] [--steps 15] [--threads 1] [--json FILE]
+
+A real model through the embedded engine. Each arm (BF16; FP8; FP8 with the sliding layers in BF16, where the model has
+any) holds a cache of every length, filled with noise, and decodes one token at a time. A turn is one step of each arm
+at each length, so that what slows the machine down for a while slows all of them. ITL = slope · length + intercept is
+fitted to the medians over the turns. The ratio of two slopes is taken turn by turn; printed is its median and, in
+brackets, its quartiles. Store is what quantising and storing K and V of one token costs over all layers, as a share
+of the step.
+
+One thread is timed on its own clock, which stands still while other programs have the core; several threads are
+timed by the wall.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvtriage.cli.sources import resolve_model
+from kvtriage.cli.terminal import open_progress
+from kvtriage.engines.base import Arm
+from kvtriage.engines.embedded.engine import EmbeddedEngine, open_engine
+from kvtriage.engines.embedded.storing import StoringAttention
+from kvtriage.kvcache.policy import CachePolicy, Scaling
+from kvtriage.kvcache.readers import read_cache_spec
+from kvtriage.kvcache.spec import CacheSpec
+from kvtriage.stats.breakeven import break_even
+from kvtriage.stats.lines import Line, fit_itl
+
+LENGTHS = (256, 1_024, 2_048, 4_096, 6_144, 8_192)
+NOISE_TOKENS = 256
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Seconds of one arm's decode steps, [lengths][steps], and of storing one token in all layers, [steps]."""
+
+    arm: str
+    lengths: tuple[int, ...]
+    step_s: tuple[tuple[float, ...], ...]
+    store_s: tuple[float, ...]
+
+    @property
+    def line(self) -> Line:
+        return fit_itl(self.lengths, [float(np.median(row)) for row in self.step_s])
+
+    def slopes(self) -> npt.NDArray[np.float64]:
+        """The slope of each turn: [steps]."""
+        found: npt.NDArray[np.float64] = np.polyfit(np.array(self.lengths, np.float64), np.array(self.step_s), 1)[0]
+        return found
+
+
+def noise_filled(engine: EmbeddedEngine, arm: Arm, tokens: int, room: int) -> StoringAttention:
+    """An arm's cache of `tokens` positions that no model has computed, with room for some more."""
+    attention = StoringAttention(engine._storages(arm), tokens + room, engine._decode)
+    generator = torch.Generator().manual_seed(1)
+    for layer, cache in zip(engine.spec.layers, attention._caches, strict=True):
+        drawn = torch.randn(1, layer.num_kv_heads, NOISE_TOKENS, layer.head_dim, generator=generator)
+        for start in range(0, tokens, NOISE_TOKENS):
+            some = drawn[:, :, : min(NOISE_TOKENS, tokens - start)]
+            cache.append(some, some)
+    return attention
+
+
+def arms(spec: CacheSpec) -> list[Arm]:
+    count = spec.num_layers
+    sliding = [layer.layer_idx for layer in spec.layers if layer.window_tokens is not None]
+    found = [Arm("BF16", CachePolicy.native(count)), Arm("FP8", CachePolicy.fp8(count, Scaling.UNIT))]
+    if sliding:
+        found.append(Arm("FP8, sliding in BF16", CachePolicy.fp8(count, Scaling.UNIT, sliding)))
+    return found
+
+
+@torch.inference_mode()
+def measure(engine: EmbeddedEngine, lengths: tuple[int, ...], steps: int, threads: int) -> list[Steps]:
+    """A turn is one step of each arm at each length; the first turn is not counted."""
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    token = engine._model.tokens([[1]])
+    candidates = arms(engine.spec)
+    held = {
+        (arm.name, tokens): noise_filled(engine, arm, tokens, 2 * steps + 1) for tokens in lengths for arm in candidates
+    }
+    times: dict[tuple[str, int], list[float]] = {key: [] for key in held}
+    for step in range(steps + 1):
+        for key, attention in held.items():
+            start = clock()
+            engine._model.logits(token, attention, start=key[1] + step, keep=slice(0, 1))
+            times[key].append(clock() - start)
+    return [
+        Steps(
+            arm.name,
+            lengths,
+            tuple(tuple(times[arm.name, tokens][1:]) for tokens in lengths),
+            tuple(store_once(engine.spec, held[arm.name, lengths[0]], clock) for _ in range(steps)),
+        )
+        for arm in candidates
+    ]
+
+
+def store_once(spec: CacheSpec, attention: StoringAttention, clock: Callable[[], float]) -> float:
+    """Seconds to store one more token in every layer."""
+    news = [torch.ones(1, layer.num_kv_heads, 1, layer.head_dim) for layer in spec.layers]
+    start = clock()
+    for new, cache in zip(news, attention._caches, strict=True):
+        cache.append_one(new, new)
+    return clock() - start
+
+
+def spread(ratios: npt.NDArray[np.float64]) -> str:
+    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
+    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
+
+
+def report(found: list[Steps]) -> None:
+    baseline = found[0]
+    for arm in found:
+        line, shortest = arm.line, float(np.median(arm.step_s[0]))
+        store = float(np.median(arm.store_s))
+        print(f"{arm.arm}: {line.slope * 1e6:.3f} µs per token, {line.intercept * 1e3:.2f} ms at no tokens")
+        medians = ", ".join(
+            f"{tokens:,}: {np.median(row) * 1e3:.2f}" for tokens, row in zip(arm.lengths, arm.step_s, strict=True)
+        )
+        print(f"  ms per step at {medians}")
+        print(f"  store {store * 1e3:.2f} ms, {store / shortest:.1%} of the shortest step")
+        if arm is not baseline:
+            crossing = break_even(baseline.line, line, CONFIDENCE)
+            print(f"  slope against BF16 {spread(arm.slopes() / baseline.slopes())}; {crossing.in_words()}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo:smollm2-135m", help="a model folder, or one of the demo models")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="cached tokens, two or more")
+    parser.add_argument("--steps", type=int, default=15, help="timed steps of each arm at each length")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="also write the raw steps here")
+    options = parser.parse_args()
+    with open_progress() as progress:
+        folder = resolve_model(options.model, progress)
+    spec = read_cache_spec(json.loads((folder / "config.json").read_bytes()))
+    with open_engine(folder, spec, numerics="storage", device="cpu", threads=options.threads) as engine:
+        print(f"{options.model}, {engine.info().backend}, {options.threads} threads")
+        found = measure(engine, tuple(options.lengths), options.steps, options.threads)
+    report(found)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(arm) for arm in found], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

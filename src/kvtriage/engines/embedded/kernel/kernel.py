@@ -1,0 +1,154 @@
+"""The kernel as the engine sees it: tensors in, a tensor out, threads of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import platform
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kvtriage.engines.embedded.attention import AttentionCall
+
+__all__ = ["Decode", "DecodeKernel", "NoKernel", "open_decode"]
+
+_BYTES_PER_THREAD = 512 * 1024
+"""A thread is worth waking for so many bytes of cache."""
+
+_VIEWS = {torch.float8_e4m3fn: torch.uint8, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+"""How numpy, which knows none of these dtypes, is shown their bytes."""
+
+
+@dataclass(frozen=True)
+class NoKernel:
+    """Decode steps go through torch, as prefill does."""
+
+    reason: str
+
+    @property
+    def name(self) -> str:
+        return f"torch ({self.reason})"
+
+
+class DecodeKernel:
+    """Attention of one query token per sequence over stored bytes; see `open_decode`."""
+
+    def __init__(self, threads: int, pool: ThreadPoolExecutor | None) -> None:
+        from kvtriage.engines.embedded.kernel import decode
+
+        self._decode = decode
+        self._threads = threads
+        self._pool = pool
+        self._join = decode.compile_join()
+        self._compiled: dict[Any, Any] = {}
+        self.name = f"numba {_numba_version()}, {decode.this_machine()[0].name}"
+
+    def prepare(self, group: int, dim: int, dim_v: int, key: torch.dtype, value: torch.dtype) -> None:
+        """Compile now for `group` query heads per KV head, so that no decode step has to wait for it."""
+        self._attend_for(group, dim, dim_v, key, value)
+
+    def attend(
+        self,
+        call: AttentionCall,
+        key: Tensor,
+        value: Tensor,
+        spans: npt.NDArray[np.int64],
+        k_scale: npt.NDArray[np.float32],
+        v_scale: npt.NDArray[np.float32],
+    ) -> Tensor:
+        """Output [B, H, 1, Dv] of the call's query [B, H, 1, D] over stored K [B, Hkv, slots, D] and V.
+
+        spans [B, 2]: the positions [from, to) of each sequence that its query sees, at least one.
+        Scales [Hkv]: real = stored × scale. The call's own K and V are not looked at.
+        """
+        batch, heads, _, dim = call.query.shape
+        kv_heads, dim_v = key.shape[1], value.shape[3]
+        group = heads // kv_heads
+        attend = self._attend_for(group, dim, dim_v, key.dtype, value.dtype)
+        longest = int((spans[:, 1] - spans[:, 0]).max())
+        splits = -(-longest // self._decode.SPLIT)
+        tops = np.empty((batch, kv_heads, splits, group), np.float32)
+        totals, outputs = np.empty_like(tops), np.empty((*tops.shape, dim_v), np.float32)
+        work = (
+            call.query.reshape(batch, kv_heads, group, dim).contiguous().numpy(),
+            k_scale * np.float32(call.scaling),
+            _numpy(key),
+            _numpy(value),
+            spans,
+            np.float32(call.softcap or 0.0),
+        )
+        read = (int((spans[:, 1] - spans[:, 0]).sum()) * kv_heads * (dim + dim_v)) * key.element_size()
+        count = max(1, min(self._threads, tops.size // group, read // _BYTES_PER_THREAD))
+        others = [
+            self._pool.submit(functools.partial(attend, *work, first, count, tops, totals, outputs))
+            for first in range(1, count)
+            if self._pool is not None
+        ]
+        attend(*work, 0, count, tops, totals, outputs)
+        for other in others:
+            other.result()
+        result = np.empty((batch, kv_heads, group, dim_v), np.float32)
+        self._join(tops, totals, outputs, _sinks(call, kv_heads), np.ascontiguousarray(v_scale), result)
+        return torch.from_numpy(result).view(batch, heads, 1, dim_v)
+
+    def _attend_for(self, group: int, dim: int, dim_v: int, key: torch.dtype, value: torch.dtype) -> Any:
+        names = (str(key).removeprefix("torch."), str(value).removeprefix("torch."))
+        shape = self._decode.Shape(group, dim, dim_v, *names)
+        if shape not in self._compiled:
+            self._compiled[shape] = self._decode.compile_attend(shape)
+        return self._compiled[shape]
+
+
+Decode = DecodeKernel | NoKernel
+"""How decode steps are computed."""
+
+
+@contextlib.contextmanager
+def open_decode(threads: int, numerics: str, device: torch.device) -> Iterator[Decode]:
+    """The kernel, or the reason why there is none here; its threads end with the context."""
+    reason = _reason(numerics, device)
+    if reason:
+        yield NoKernel(reason)
+    elif threads == 1:
+        yield DecodeKernel(1, None)
+    else:
+        with ThreadPoolExecutor(threads - 1, "kvtriage-decode") as pool:
+            yield DecodeKernel(threads, pool)
+
+
+def _reason(numerics: str, device: torch.device) -> str:
+    """Why the kernel cannot serve; empty when it can."""
+    if device.type != "cpu":
+        return f"the kernel is for CPUs, this is {device.type}"
+    if numerics != "storage":
+        return f"the numerics {numerics!r} also round Q and the probabilities"
+    try:
+        from kvtriage.engines.embedded.kernel import decode
+    except ImportError as error:
+        return f"numba does not load: {error}"
+    if platform.machine() in ("x86_64", "AMD64") and "+f16c" not in decode.this_machine()[1].split(","):
+        return "this CPU cannot convert half precision (F16C)"
+    return ""
+
+
+def _numba_version() -> str:
+    import numba
+
+    return str(numba.__version__)
+
+
+def _numpy(stored: Tensor) -> npt.NDArray[Any]:
+    return stored.view(_VIEWS.get(stored.dtype, stored.dtype)).numpy()
+
+
+def _sinks(call: AttentionCall, kv_heads: int) -> npt.NDArray[np.float32]:
+    if call.sinks is None:
+        return np.full((kv_heads, call.query.shape[1] // kv_heads), -np.inf, np.float32)
+    return call.sinks.to(torch.float32).view(kv_heads, -1).contiguous().numpy()

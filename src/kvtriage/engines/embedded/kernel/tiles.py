@@ -1,0 +1,211 @@
+"""The inner steps of attention. Each is an intrinsic that writes its own vector instructions.
+
+Arrays are flat, and come with the place of their first element. What is known while numba compiles
+(heads, dim, tokens, the format's name) arrives as a literal, so that loops over it are unrolled and
+sums stay in registers. Scores of one block lie as [heads, BLOCK].
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from kvtriage.engines.embedded.kernel.vectors import Machine, Vectors
+
+__all__ = ["BLOCK", "add_values", "cap_scores", "largest", "score_tokens", "scores_to_weights", "widen"]
+
+BLOCK = 128
+"""Tokens whose scores are kept at a time."""
+
+_STEP = 16
+"""Elements widened at once where the sums leave room: bytes of one register, on their way through 16 bits."""
+
+_I64 = ir.IntType(64)
+
+
+class _Writer(Vectors):
+    """One intrinsic being written: `args` holds literals as Python's own, arrays as pointers."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
+        super().__init__(builder)
+        self.machine = Machine.of(*context.codegen().magic_tuple()[1:])
+        self.args = [_argument(context, builder, kind, value) for kind, value in zip(signature.args, args, strict=True)]
+
+    def lanes(self, dim: int) -> int:
+        return math.gcd(dim, self.machine.lanes)
+
+    def steps(self, dim: int, sums_per_lanes: int, lot: int) -> list[tuple[int, int]]:
+        """(first column, columns) of a row that are widened together, as far as their sums fit in registers."""
+        lanes, widest = self.lanes(dim), math.gcd(dim, _STEP)
+        count = lanes if lot or widest // lanes * sums_per_lanes > self.machine.sums else widest
+        return [(at, count) for at in range(0, dim, count)]
+
+
+def _argument(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    match kind:
+        case types.Literal():
+            return kind.literal_value
+        case types.Array():
+            return context.make_array(kind)(context, builder, value).data
+        case _:
+            return value
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def widen(_typing: Any, stored: Any, stored_at: Any, wide: Any, wide_at: Any, dim: Any, fmt: Any, lot: Any) -> Any:
+    """One stored row [dim] as float32, in the order that it comes out."""
+    return types.void(stored, stored_at, wide, wide_at, dim, fmt, lot), _write_widen
+
+
+def _write_widen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    write = _Writer(context, builder, signature, args)
+    stored, stored_at, wide, wide_at, dim, fmt, lot = write.args
+    lanes = write.lanes(dim)
+    for at, count in write.steps(dim, 1, lot):
+        for number, part in enumerate(write.widened(stored, stored_at, at, count, fmt, lanes, lot)):
+            write.store(part, wide, write.plus(wide_at, at + number * lanes))
+    return context.get_dummy_value()
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def score_tokens(
+    _typing: Any, query: Any, query_at: Any, key: Any, key_at: Any, scores: Any, scores_at: Any,
+    heads: Any, dim: Any, tokens: Any, fmt: Any, lot: Any, exponent: Any, ahead: Any, ahead_at: Any, ahead_dim: Any,
+) -> Any:  # fmt: skip
+    """scores[h, t] = 2^exponent · query[h] · key[t], for `heads` rows of the query and `tokens` of the key.
+
+    Meanwhile as many rows [ahead_dim] of `ahead` are fetched.
+    """
+    given = (query, query_at, key, key_at, scores, scores_at, heads, dim, tokens, fmt, lot, exponent, ahead, ahead_at,
+             ahead_dim)  # fmt: skip
+    return types.void(*given), _write_scores
+
+
+def _write_scores(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    write = _Writer(context, builder, signature, args)
+    (query, query_at, key, key_at, scores, scores_at, heads, dim, tokens, fmt, lot, exponent, ahead, ahead_at,
+     ahead_dim) = write.args  # fmt: skip
+    write.prefetch(ahead, ahead_at, tokens * ahead_dim, signature.args[12].dtype.bitwidth // 8)
+    lanes = write.lanes(dim)
+    sums = [write.constant(0.0, lanes)] * (heads * tokens)
+    for at, count in write.steps(dim, 1, lot):
+        for t in range(tokens):
+            parts = write.widened(key, write.plus(key_at, t * dim), at, count, fmt, lanes, lot)
+            for h in range(heads):
+                for number, part in enumerate(parts):
+                    q = write.load(query, write.plus(query_at, h * dim + at + number * lanes), lanes)
+                    sums[h * tokens + t] = write.multiply_add(part, q, sums[h * tokens + t])
+    found = write.times_power(write.sums(sums), exponent)
+    for h in range(heads):
+        row = write.pick(found, found, range(h * tokens, (h + 1) * tokens))
+        write.store(row, scores, write.plus(scores_at, h * BLOCK))
+    return context.get_dummy_value()
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def largest(_typing: Any, scores: Any, at: Any) -> Any:
+    """The largest of BLOCK scores."""
+    return types.float32(scores, at), _write_largest
+
+
+def _write_largest(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    write = _Writer(context, builder, signature, args)
+    scores, at = write.args
+    lanes = write.machine.lanes
+    vectors = [write.load(scores, write.plus(at, t), lanes) for t in range(0, BLOCK, lanes)]
+    return write.across(vectors, write.larger)
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def scores_to_weights(_typing: Any, scores: Any, at: Any, top: Any, exponent: Any) -> Any:
+    """2^exponent · exp(score − top) in place of BLOCK scores; returns their sum."""
+    return types.float32(scores, at, top, exponent), _write_weights
+
+
+def _write_weights(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    write = _Writer(context, builder, signature, args)
+    scores, at, top, exponent = write.args
+    lanes = write.machine.lanes
+    tops = write.splat(top, lanes)
+    weights = []
+    for t in range(0, BLOCK, lanes):
+        place = write.plus(at, t)
+        weight = write.exponential(builder.fsub(write.load(scores, place, lanes), tops))
+        weight = write.times_power(weight, exponent)
+        write.store(weight, scores, place)
+        weights.append(weight)
+    return write.across(weights, builder.fadd)
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def cap_scores(_typing: Any, scores: Any, at: Any, cap: Any) -> Any:
+    """cap · tanh(score / cap) in place of BLOCK scores."""
+    return types.void(scores, at, cap), _write_cap
+
+
+def _write_cap(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    write = _Writer(context, builder, signature, args)
+    scores, at, cap = write.args
+    lanes = write.machine.lanes
+    caps = write.splat(cap, lanes)
+    for t in range(0, BLOCK, lanes):
+        place = write.plus(at, t)
+        capped = write.tangent(builder.fdiv(write.load(scores, place, lanes), caps))
+        write.store(builder.fmul(capped, caps), scores, place)
+    return context.get_dummy_value()
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def add_values(
+    _typing: Any, weights: Any, weights_at: Any, value: Any, value_at: Any, count: Any, output: Any, output_at: Any,
+    heads: Any, dim: Any, fmt: Any, lot: Any, ahead: Any, ahead_at: Any, ahead_dim: Any,
+) -> Any:  # fmt: skip
+    """output[h] += weights[h, t] · value[t], over `count` tokens t and `heads` rows.
+
+    Meanwhile as many rows [ahead_dim] of `ahead` are fetched.
+    """
+    given = (weights, weights_at, value, value_at, count, output, output_at, heads, dim, fmt, lot, ahead, ahead_at,
+             ahead_dim)  # fmt: skip
+    return types.void(*given), _write_values
+
+
+def _write_values(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    write = _Writer(context, builder, signature, args)
+    (weights, weights_at, value, value_at, count, output, output_at, heads, dim, fmt, lot, ahead, ahead_at,
+     ahead_dim) = write.args  # fmt: skip
+    lanes = write.lanes(dim)
+    for steps in _sweeps(write.steps(dim, heads, lot), write.machine.sums // heads * lanes):
+        columns = range(steps[0][0], sum(steps[-1]), lanes)
+        places = [(h, write.plus(output_at, h * dim + column)) for h in range(heads) for column in columns]
+        sums = [cgutils.alloca_once_value(builder, write.load(output, place, lanes)) for _, place in places]
+        with cgutils.for_range(builder, write.plus(count, 0)) as loop:
+            share = [ahead_dim * column // dim for column in (columns.start, columns.stop)]
+            place = builder.add(write.plus(ahead_at, share[0]), builder.mul(loop.index, _I64(ahead_dim)))
+            write.prefetch(ahead, place, share[1] - share[0], signature.args[11].dtype.bitwidth // 8)
+            row = builder.add(write.plus(value_at, 0), builder.mul(loop.index, _I64(dim)))
+            parts = [part for at, size in steps for part in write.widened(value, row, at, size, fmt, lanes, lot)]
+            for h in range(heads):
+                place = builder.add(write.plus(weights_at, h * BLOCK), loop.index)
+                weight = write.splat(write.scalar(weights, place), lanes)
+                for number, part in enumerate(parts):
+                    kept = sums[h * len(parts) + number]
+                    builder.store(write.multiply_add(part, weight, builder.load(kept)), kept)
+        for (_, place), kept in zip(places, sums, strict=True):
+            write.store(builder.load(kept), output, place)
+    return context.get_dummy_value()
+
+
+def _sweeps(steps: list[tuple[int, int]], most: int) -> list[list[tuple[int, int]]]:
+    """Neighbouring steps put together, of at most `most` elements where one step alone is not more."""
+    found: list[list[tuple[int, int]]] = []
+    for at, count in steps:
+        if found and at + count - found[-1][0][0] <= most:
+            found[-1].append((at, count))
+        else:
+            found.append([(at, count)])
+    return found

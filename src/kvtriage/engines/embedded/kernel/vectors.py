@@ -1,0 +1,240 @@
+"""Vectors of float32 as LLVM instructions: loading, widening, summing, the exponential.
+
+Everything here runs while numba compiles, and writes instructions; nothing here computes.
+LLVM splits a vector that is wider than the machine's.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+__all__ = ["Machine", "Vectors", "Widening"]
+
+_F32 = ir.FloatType()
+_I32 = ir.IntType(32)
+_I64 = ir.IntType(64)
+_EXPONENTIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+"""(exp(r) − 1 − r) / r² on |r| ≤ ln 2 / 2, highest power first: the polynomial of Cephes' expf."""
+
+_LINE_BYTES = 64
+_E4M3_BIAS, _F16_BIAS, _F32_BIAS = 7, 15, 127
+_LOWEST_EXPONENT = -87.0
+"""exp below is 1.6e-38, the last one that is a normal float32; it stands for everything smaller."""
+
+
+@dataclass(frozen=True)
+class Widening:
+    """How stored elements come out as float32: times 2^-exponent, and in which order.
+
+    With a `lot`, each lot of so many elements is dealt out by fours: elements 0, 4, 8, ..., then 1, 5, 9, ...
+    """
+
+    exponent: int
+    lot: int
+
+    @property
+    def before(self) -> int:
+        """Power of two that the other factor takes before the product; `after` is what is left for the sum."""
+        return self.exponent // 2
+
+    @property
+    def after(self) -> int:
+        return self.exponent - self.before
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a CPU offers: float32 lanes of one register, how many sums may be kept in registers, and
+    whether arithmetic on subnormal float32 is as fast as any: so on AMD's Zen, while others take a trap."""
+
+    name: str
+    lanes: int
+    sums: int
+    subnormals: bool
+
+    @classmethod
+    def of(cls, cpu: str, features: str) -> Machine:
+        """cpu: LLVM's name of it, as 'znver4'; features: LLVM's list, as '+avx2,-avx512f,...'."""
+        present, zen = set(features.split(",")), cpu.startswith("znver")
+        if "+avx512f" in present:
+            return cls("avx512", 16, 16, zen)
+        if "+avx2" in present:
+            return cls("avx2", 8, 10, zen)
+        return cls("128-bit", 4, 16, False)
+
+    def widening(self, fmt: str, dim: int) -> Widening:
+        if fmt != "float8_e4m3fn":
+            return Widening(0, 0)
+        if self.subnormals and dim % (4 * self.lanes) == 0:
+            return Widening(_F32_BIAS - _E4M3_BIAS, 4 * self.lanes)
+        return Widening(_F16_BIAS - _E4M3_BIAS, 0)
+
+
+class Vectors:
+    """Writes vector instructions at a builder's place."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+
+    def splat(self, scalar: Any, lanes: int) -> Any:
+        """One float32 in all lanes."""
+        vector = ir.VectorType(_F32, lanes)
+        first = self.builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, _I32(0))
+        zeros = ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes)
+        return self.builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
+
+    def constant(self, value: float, lanes: int) -> Any:
+        return ir.Constant(ir.VectorType(_F32, lanes), [ir.Constant(_F32, value)] * lanes)
+
+    def load(self, pointer: Any, index: Any, lanes: int) -> Any:
+        """float32 elements index ... index + lanes − 1."""
+        return self.builder.load(self._at(pointer, index, ir.VectorType(_F32, lanes)), align=4)
+
+    def store(self, vector: Any, pointer: Any, index: Any) -> None:
+        self.builder.store(vector, self._at(pointer, index, vector.type), align=4)
+
+    def scalar(self, pointer: Any, index: Any) -> Any:
+        return self.builder.load(self.builder.gep(pointer, [index]))
+
+    def widened(self, pointer: Any, row: Any, column: int, count: int, fmt: str, lanes: int, lot: int) -> list[Any]:
+        """Elements column ... column + count − 1 of a stored row, in the order that they come out, exactly:
+        in vectors of `lanes`, times 2^-exponent of the format's `Widening`. NaN of E4M3 comes out as ±480.
+        """
+        if lot:
+            first = column // lot * lot
+            return [self._from_words(pointer, self.plus(row, first), (column - first) // lanes, lanes)]
+        return self.parts(self._in_order(pointer, self.plus(row, column), count, fmt), lanes)
+
+    def _from_words(self, pointer: Any, index: Any, byte: int, lanes: int) -> Any:
+        """The E4M3 in one byte of each 32-bit word, shifted to where a float32 keeps exponent and mantissa.
+
+        That is 2^-120 of its value, since the exponent biases are 7 and 127; its subnormals are subnormal.
+        """
+        build, words = self.builder, ir.VectorType(_I32, lanes)
+        word = build.load(self._at(pointer, index, words), align=1)
+        top = build.shl(word, ir.Constant(words, [24 - 8 * byte] * lanes))
+        moved = build.ashr(top, ir.Constant(words, [4] * lanes))
+        return build.bitcast(build.and_(moved, ir.Constant(words, [0x87F00000] * lanes)), ir.VectorType(_F32, lanes))
+
+    def _in_order(self, pointer: Any, index: Any, count: int, fmt: str) -> Any:
+        """E4M3 by way of half precision: the shifted byte is a half of 2^-8 its value, the biases being 7 and 15,
+        and the machine widens halves, the subnormal ones included.
+        """
+        build = self.builder
+        if fmt == "float32":
+            return self.load(pointer, index, count)
+        wide = ir.VectorType(_F32, count)
+        half = ir.VectorType(ir.HalfType(), count)
+        short = ir.VectorType(ir.IntType(16), count)
+        if fmt == "float8_e4m3fn":
+            byte = build.load(self._at(pointer, index, ir.VectorType(ir.IntType(8), count)), align=1)
+            shifted = build.shl(build.sext(byte, short), ir.Constant(short, [7] * count))
+            return build.fpext(build.bitcast(build.and_(shifted, ir.Constant(short, [0xBFFF] * count)), half), wide)
+        stored = build.load(self._at(pointer, index, short), align=2)
+        if fmt == "float16":
+            return build.fpext(build.bitcast(stored, half), wide)
+        long = ir.VectorType(_I32, count)
+        return build.bitcast(build.shl(build.zext(stored, long), ir.Constant(long, [16] * count)), wide)
+
+    def plus(self, index: Any, by: int) -> Any:
+        """index + by; an index known while compiling is a literal."""
+        return _I64(index + by) if isinstance(index, int) else self.builder.add(index, _I64(by))
+
+    def times_power(self, vector: Any, exponent: int) -> Any:
+        return vector if exponent == 0 else self.builder.fmul(vector, self.constant(2.0**exponent, vector.type.count))
+
+    def prefetch(self, pointer: Any, index: Any, elements: int, element_bytes: int) -> None:
+        """Ask for the cache lines of `elements` from `index` on; an address beyond the array does no harm."""
+        kind = ir.IntType(8).as_pointer()
+        hint = ir.FunctionType(ir.VoidType(), [kind, _I32, _I32, _I32])
+        function = cgutils.get_or_insert_function(self.builder.module, hint, "llvm.prefetch.p0")
+        for at in range(0, elements, max(1, _LINE_BYTES // element_bytes)):
+            place = self.builder.gep(pointer, [self.plus(index, at)])
+            self.builder.call(function, [self.builder.bitcast(place, kind), _I32(0), _I32(3), _I32(1)])
+
+    def parts(self, vector: Any, lanes: int) -> list[Any]:
+        """The vector cut into pieces of `lanes`."""
+        return [self.pick(vector, vector, range(at, at + lanes)) for at in range(0, vector.type.count, lanes)]
+
+    def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
+        return self._call("fma", a, b, c)
+
+    def larger(self, a: Any, b: Any) -> Any:
+        return self._call("maxnum", a, b)
+
+    def sums(self, rows: Sequence[Any]) -> Any:
+        """Rows of L lanes to the vector of their sums: halves are added, two rows sharing one instruction."""
+        count = 1 << (len(rows) - 1).bit_length()
+        vectors = [*rows] + [self.constant(0.0, rows[0].type.count)] * (count - len(rows))
+        segment = rows[0].type.count
+        while segment > 1:
+            paired = zip(vectors[::2], vectors[1::2], strict=True) if len(vectors) > 1 else [(vectors[0], None)]
+            vectors = [self._halves_added(a, b, segment) for a, b in paired]
+            segment //= 2
+        return self._joined(vectors)
+
+    def _halves_added(self, a: Any, b: Any | None, segment: int) -> Any:
+        """Each segment's lower half plus its upper half, those of `a` and then those of `b`."""
+        width = a.type.count if b is None else 2 * a.type.count
+        low = [start + lane for start in range(0, width, segment) for lane in range(segment // 2)]
+        other = a if b is None else b
+        high = self.pick(a, other, [lane + segment // 2 for lane in low])
+        return self.builder.fadd(self.pick(a, other, low), high)
+
+    def _joined(self, vectors: list[Any]) -> Any:
+        while len(vectors) > 1:
+            width = 2 * vectors[0].type.count
+            vectors = [self.pick(a, b, range(width)) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+        return vectors[0]
+
+    def across(self, vectors: Sequence[Any], operation: Callable[[Any, Any], Any]) -> Any:
+        """All lanes of equally long vectors to one scalar, by an operation whose order is free."""
+        found = functools.reduce(operation, vectors)
+        while found.type.count > 1:
+            half = found.type.count // 2
+            found = operation(self.pick(found, found, range(half)), self.pick(found, found, range(half, 2 * half)))
+        return self.builder.extract_element(found, _I32(0))
+
+    def tangent(self, x: Any) -> Any:
+        """tanh(x) within 1.2e-7, as (1 − e) / (1 + e) with e = exp(−2|x|) and the sign of x."""
+        build, lanes = self.builder, x.type.count
+        e = self.exponential(build.fmul(self._call("fabs", x), self.constant(-2.0, lanes)))
+        one = self.constant(1.0, lanes)
+        return self._call("copysign", build.fdiv(build.fsub(one, e), build.fadd(one, e)), x)
+
+    def exponential(self, x: Any) -> Any:
+        """exp(x) for x ≤ 0 within 2 units in the last place: 2^n · exp(r) with |r| ≤ ln 2 / 2."""
+        build, lanes = self.builder, x.type.count
+        lowest = self.constant(_LOWEST_EXPONENT, lanes)
+        x = build.select(build.fcmp_ordered("<", x, lowest), lowest, x)
+        n = self._call("rint", build.fmul(x, self.constant(math.log2(math.e), lanes)))
+        r = self.multiply_add(n, self.constant(-0.693359375, lanes), x)
+        r = self.multiply_add(n, self.constant(2.12194440e-4, lanes), r)
+        p = self.constant(_EXPONENTIAL[0], lanes)
+        for coefficient in _EXPONENTIAL[1:]:
+            p = self.multiply_add(p, r, self.constant(coefficient, lanes))
+        p = self.multiply_add(p, build.fmul(r, r), build.fadd(r, self.constant(1.0, lanes)))
+        whole = ir.VectorType(_I32, lanes)
+        shifted = build.shl(build.fptosi(n, whole), ir.Constant(whole, [23] * lanes))
+        return build.bitcast(build.add(build.bitcast(p, whole), shifted), x.type)
+
+    def pick(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
+        """Lanes by number; those of `b` follow those of `a`."""
+        return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(lanes)), list(lanes)))
+
+    def _at(self, pointer: Any, index: Any, kind: Any) -> Any:
+        return self.builder.bitcast(self.builder.gep(pointer, [index]), kind.as_pointer())
+
+    def _call(self, name: str, *args: Any) -> Any:
+        kind = args[0].type
+        function = cgutils.get_or_insert_function(
+            self.builder.module, ir.FunctionType(kind, [kind] * len(args)), f"llvm.{name}.v{kind.count}f32"
+        )
+        return self.builder.call(function, args)
