@@ -14,9 +14,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvtriage.errors import PolicyNotApplied
 from kvtriage.fp8.scales import ScaleSet, SubOctaves
 from kvtriage.fp8.stats import HeldOut, KVStats
-from kvtriage.kvcache.policy import CachePolicy
+from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling
 from kvtriage.kvcache.spec import CacheSpec
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "ScoreResponse",
     "Session",
     "Tokenizer",
+    "check_arm",
 ]
 
 Progress = Callable[[int, int], None]
@@ -224,3 +226,22 @@ class Engine(Protocol):
     ) -> list[HeldOut]:
         """Shares of K and V elements that saturate or fall below the normal range, for each candidate."""
         ...
+
+
+def check_arm(arm: Arm, spec: CacheSpec) -> None:
+    """Whether an arm is whole. Raises PolicyNotApplied."""
+    if arm.policy.num_layers != spec.num_layers:
+        raise PolicyNotApplied(
+            f"arm {arm.name!r} describes {arm.policy.num_layers} layers, and the model has {spec.num_layers}",
+            hint="the arm belongs to another model",
+        )
+    for fmt in arm.policy.formats:
+        match fmt:
+            case Fp8(Scaling.PER_TENSOR | Scaling.PER_HEAD as scaling):
+                brings = arm.scales is not None and arm.scales.scaling is scaling
+            case Mantissa():
+                brings = arm.bound is not None
+            case _:
+                brings = True
+        if not brings:
+            raise PolicyNotApplied(f"arm {arm.name!r} brings no numbers for {fmt}", hint="calibrate first")

@@ -25,8 +25,8 @@ from kvtriage.engines.base import (
     ScoreRequest,
     ScoreResponse,
     Tokenizer,
+    check_arm,
 )
-from kvtriage.errors import PolicyNotApplied
 from kvtriage.fp8.e4m3 import MAX, SUB_OCTAVES
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.fp8.stats import EXPONENT_MAX, EXPONENT_MIN, HeldOut, HeldOutShare, KVStats, RangeStats
@@ -96,7 +96,7 @@ class FakeEngine:
 
     @contextlib.contextmanager
     def open(self, arm: Arm) -> Iterator[_FakeSession]:
-        self._check(arm)
+        check_arm(arm, self.spec)
         self.opened += 1
         yield _FakeSession(self, arm)
 
@@ -127,20 +127,6 @@ class FakeEngine:
             for head in range(layer.num_kv_heads)
         ]
         return [HeldOut(tuple(shares), sum(map(len, prompts))) for _ in candidates]
-
-    def _check(self, arm: Arm) -> None:
-        if arm.policy.num_layers != self.spec.num_layers:
-            raise PolicyNotApplied(f"arm {arm.name!r} describes another model", hint="the fake engine is strict")
-        for fmt in arm.policy.formats:
-            match fmt:
-                case Fp8(Scaling.PER_TENSOR | Scaling.PER_HEAD as scaling):
-                    brings = arm.scales is not None and arm.scales.scaling is scaling
-                case Mantissa():
-                    brings = arm.bound is not None
-                case _:
-                    brings = True
-            if not brings:
-                raise PolicyNotApplied(f"arm {arm.name!r} brings no numbers for {fmt}", hint="calibrate first")
 
     def _damage(self, arm: Arm, item_id: str) -> float:
         """Nats per token of one arm on one item, deterministic."""

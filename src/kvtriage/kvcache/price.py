@@ -66,6 +66,7 @@ __all__ = [
     "LayerPrice",
     "Worksheet",
     "capacity_tokens",
+    "per_head_scale_bytes",
     "price_layers",
     "price_policy",
 ]
@@ -182,7 +183,12 @@ def _scale_bytes(spec: CacheSpec, policy: CachePolicy) -> int:
     layers = _scaled_layers(spec)
     if Scaling.PER_HEAD not in scalings:
         return SCALE_BYTES * SCALARS_PER_LAYER * len(layers)
-    return sum(SCALE_BYTES * (layer.num_attention_heads + 2 * layer.num_kv_heads) for layer in layers)
+    return sum(per_head_scale_bytes(layer.num_attention_heads, layer.num_kv_heads) for layer in layers)
+
+
+def per_head_scale_bytes(num_attention_heads: int, num_kv_heads: int) -> int:
+    """Bytes of the static scales of one layer, one for every head of Q, K and V."""
+    return SCALE_BYTES * (num_attention_heads + 2 * num_kv_heads)
 
 
 def _scaled_layers(spec: CacheSpec) -> list[LayerSpec]:

@@ -24,11 +24,12 @@ from kvtriage.engines.base import (
     ScoreRequest,
     ScoreResponse,
     Tokenizer,
+    check_arm,
 )
 from kvtriage.engines.vllm.failures import ServerGone, Unanswered
 from kvtriage.engines.vllm.fleet import Fleet, Served
 from kvtriage.engines.vllm.observer import Observer, Probe
-from kvtriage.engines.vllm.recipe import check_arm, probe_of, served_policy
+from kvtriage.engines.vllm.recipe import probe_of, served_policy
 from kvtriage.engines.vllm.scoring import KL_TOP_K, new_salt, read_score, score_body
 from kvtriage.engines.vllm.timing import Stream, closed_loop, mean_steps, stream_body
 from kvtriage.engines.vllm.vetting import UNKNOWN, Vetting

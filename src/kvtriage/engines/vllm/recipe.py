@@ -19,7 +19,6 @@ from kvtriage.kvcache.spec import CacheSpec
 __all__ = [
     "DEFAULT_COMMAND",
     "ServerOptions",
-    "check_arm",
     "count_devices",
     "cpu_environment",
     "make_recipe",
@@ -125,25 +124,6 @@ def cpu_environment(
         shares = [cores[start:stop] for start, stop in itertools.pairwise(bounds)]
         told["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, share)) for share in shares)
     return {name: value for name, value in told.items() if name not in own}
-
-
-def check_arm(arm: Arm, spec: CacheSpec) -> None:
-    """Whether an arm is whole. Raises PolicyNotApplied."""
-    if arm.policy.num_layers != spec.num_layers:
-        raise PolicyNotApplied(
-            f"arm {arm.name!r} describes {arm.policy.num_layers} layers, and the model has {spec.num_layers}",
-            hint="the arm belongs to another model",
-        )
-    for fmt in arm.policy.formats:
-        match fmt:
-            case Fp8(Scaling.PER_TENSOR | Scaling.PER_HEAD as scaling):
-                brings = arm.scales is not None and arm.scales.scaling is scaling
-            case Mantissa():
-                brings = arm.bound is not None
-            case _:
-                brings = True
-        if not brings:
-            raise PolicyNotApplied(f"arm {arm.name!r} brings no numbers for {fmt}", hint="calibrate first")
 
 
 def served_policy(policy: CachePolicy) -> CachePolicy:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvtriage.kvcache.allocator.refusal import EngineRefused, Reason
-from kvtriage.kvcache.price import SCALARS_PER_LAYER, SCALE_BYTES
+from kvtriage.kvcache.price import SCALARS_PER_LAYER, SCALE_BYTES, per_head_scale_bytes
 from kvtriage.kvcache.spec import CacheSpec, IndexKeys, LayerKind, LayerSpec, StateTensor
 
 __all__ = ["RankLayers", "TensorParallelFacts", "rank_kv_heads", "rank_state_bytes", "tensor_parallel_facts"]
@@ -123,6 +123,6 @@ def _one_layer(layer: LayerSpec, tensor_parallel: int) -> RankLayers:
         fp8_position_bytes=heads * (layer.head_dim + layer.head_dim_v) if layer.holds_kv else 0,
         state_bytes=rank_state_bytes(layer, tensor_parallel),
         index_position_bytes=sum(cache.position_bytes for cache in layer.beside if isinstance(cache, IndexKeys)),
-        per_head_scale_bytes=SCALE_BYTES * (query_heads + 2 * heads) if heads else 0,
+        per_head_scale_bytes=per_head_scale_bytes(query_heads, heads) if heads else 0,
         per_tensor_scale_bytes=SCALE_BYTES * SCALARS_PER_LAYER if heads else 0,
     )

@@ -19,7 +19,7 @@ from kvtriage.kvcache.spec import CacheSpec, IndexKeys, LayerKind, LayerSpec, St
 from kvtriage.kvcache.versions import EngineVersion
 from tests.unit.cli.plan.plans import answer_of, asked
 from tests.unit.kvcache.models import layer, spec_of
-from tests.unit.kvcache.readers.configs import GPT_OSS_20B, LLAMA
+from tests.unit.kvcache.readers.configs import GEMMA3_27B, GPT_OSS_20B, LLAMA
 from tests.unit.kvcache.readers.latent_configs import DEEPSEEK_V32
 from tests.unit.kvcache.readers.recurrent_configs import NEMOTRON_NANO
 
@@ -55,19 +55,6 @@ def test_why_the_line_loses_more_than_the_bytes() -> None:
     text = flat(text_of(skip="sliding_window"))
     assert "it reserves for the tokens in flight too (16,384, or the whole request where that is shorter)" in text
     assert "in BF16 each of those takes twice the bytes" in text
-
-
-GEMMA3_27B = {
-    "architectures": ["Gemma3ForCausalLM"],
-    "model_type": "gemma3_text",
-    "head_dim": 128,
-    "max_position_embeddings": 131_072,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 62,
-    "num_key_value_heads": 16,
-    "sliding_window": 1024,
-    "sliding_window_pattern": 6,
-}
 
 
 def test_a_skip_that_gains_is_not_told_how_to_become_cheap() -> None:

@@ -11,19 +11,8 @@ import pytest
 from kvtriage.cli.plan import sweep
 from kvtriage.errors import KvtriageError
 from tests.unit.cli.plan.plans import invoke, refusal, run, save
-from tests.unit.kvcache.readers.configs import GEMMA3_4B
+from tests.unit.kvcache.readers.configs import GEMMA3_4B, GEMMA3_27B
 
-GEMMA3_27B = {
-    "architectures": ["Gemma3ForCausalLM"],
-    "model_type": "gemma3_text",
-    "head_dim": 128,
-    "max_position_embeddings": 131_072,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 62,
-    "num_key_value_heads": 16,
-    "sliding_window": 1024,
-    "sliding_window_pattern": 6,
-}
 STORY = ("--sweep", "--memory", "16GiB", "--context", "32768")
 
 

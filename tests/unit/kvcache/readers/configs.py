@@ -9,7 +9,7 @@ from kvtriage.errors import ModelError
 from kvtriage.kvcache.readers import read_cache_spec
 from kvtriage.kvcache.spec import CacheSpec
 
-__all__ = ["GEMMA3_4B", "GPT_OSS_20B", "LLAMA", "QWEN25_7B", "edited", "read_or_refuse"]
+__all__ = ["GEMMA3_4B", "GEMMA3_27B", "GPT_OSS_20B", "LLAMA", "QWEN25_7B", "edited", "read_or_refuse"]
 
 LLAMA: Mapping[str, object] = {
     "architectures": ["LlamaForCausalLM"],
@@ -45,6 +45,18 @@ GPT_OSS_20B: Mapping[str, object] = {
     "sliding_window": 128,
     "layer_types": ["sliding_attention", "full_attention"] * 12,
     "max_position_embeddings": 131072,
+}
+
+GEMMA3_27B: Mapping[str, object] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 16,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
 }
 
 GEMMA3_4B: Mapping[str, object] = {
