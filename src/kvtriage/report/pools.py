@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from kvtriage.kvcache.allocator import Backend
+from kvtriage.kvcache.observed.account import METRICS, Observed, Reported, Settings
 from kvtriage.kvcache.observed.comparison import Comparison, Outcome, compare
-from kvtriage.kvcache.observed.reading import METRICS, Observed, Reported, Settings
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.server_args import skip_entries
 from kvtriage.records.case import ArmRecord, Conditions, PoolTrial

@@ -13,9 +13,10 @@ from kvtriage.cli.plan.as_markdown import escape, table
 from kvtriage.cli.plan.paragraphs import bullet, hanging, wrap
 from kvtriage.cli.terminal import one_line
 from kvtriage.errors import DataError
+from kvtriage.kvcache.observed.account import METRICS, Observed
 from kvtriage.kvcache.observed.comparison import Comparison, Figure, Outcome
 from kvtriage.kvcache.observed.identity import AskedModel
-from kvtriage.kvcache.observed.reading import METRICS, Observed, read_observed
+from kvtriage.kvcache.observed.reading import read_observed
 from kvtriage.kvcache.observed.settings import Origin, Setting
 
 __all__ = [

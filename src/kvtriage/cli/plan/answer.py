@@ -19,7 +19,8 @@ from kvtriage.kvcache.prices.gain import GainPoint, gain_curve
 from kvtriage.kvcache.server_args import vllm_args
 from kvtriage.kvcache.skip_words import find_starting_flags
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.kvcache.support.findings import Finding, Severity
+from kvtriage.kvcache.support.cautions import Severity
+from kvtriage.kvcache.support.findings import Finding
 from kvtriage.kvcache.support.gpus import Gpu
 from kvtriage.kvcache.support.memory_band import MemoryBand
 

@@ -24,7 +24,8 @@ from kvtriage.cli.plan.rows import (
     trade_rows,
 )
 from kvtriage.kvcache.prices.explain import Explanation
-from kvtriage.kvcache.support.findings import Finding, Severity
+from kvtriage.kvcache.support.cautions import Severity
+from kvtriage.kvcache.support.findings import Finding
 from kvtriage.units import format_bytes, format_tokens
 
 __all__ = ["escape", "render_markdown", "table"]

@@ -13,7 +13,8 @@ from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.price import LayerPrice, Worksheet, price_layers
 from kvtriage.kvcache.spec import CacheSpec, IndexKeys, LayerKind, LayerSpec, SideCache, StateTensor
 from kvtriage.kvcache.support.backend_choice import Serving, pick_backend
-from kvtriage.kvcache.support.findings import Finding, Severity
+from kvtriage.kvcache.support.cautions import Severity
+from kvtriage.kvcache.support.findings import Finding
 from kvtriage.units import format_bytes, format_tokens
 
 __all__ = ["describe_layers", "render_plan"]

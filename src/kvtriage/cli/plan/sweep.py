@@ -19,7 +19,7 @@ from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.prices.pareto import FrontPoint, Kept, pareto
 from kvtriage.kvcache.prices.sweep import SweepRow, list_policies, sweep
 from kvtriage.kvcache.spec import LayerKind
-from kvtriage.kvcache.support.findings import Severity
+from kvtriage.kvcache.support.cautions import Severity
 from kvtriage.units import format_bytes, format_rough, format_tokens
 
 __all__ = [

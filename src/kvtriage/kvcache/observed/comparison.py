@@ -17,8 +17,8 @@ from itertools import combinations
 from kvtriage.errors import UnsupportedModel
 from kvtriage.kvcache.allocator import Capacity, HybridManager, Refusal
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
+from kvtriage.kvcache.observed.account import Observed, Reported
 from kvtriage.kvcache.observed.identity import AskedModel, Weight, doubts_of
-from kvtriage.kvcache.observed.reading import Observed, Reported
 from kvtriage.kvcache.observed.settings import Setting, Told, what_it_was_told
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerKind

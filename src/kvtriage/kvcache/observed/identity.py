@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvtriage.kvcache.observed.reading import Settings
+from kvtriage.kvcache.observed.account import Settings
 from kvtriage.kvcache.spec import CacheSpec
 
 __all__ = ["AskedModel", "Doubt", "Weight", "doubts_of"]

@@ -19,7 +19,7 @@ from kvtriage.kvcache.allocator import (
     SpeculativeMethod,
 )
 from kvtriage.kvcache.engine_args import EngineArgs
-from kvtriage.kvcache.observed.reading import METRICS, Observed, Settings
+from kvtriage.kvcache.observed.account import METRICS, Observed, Settings
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.server_args import skip_entries
 from kvtriage.kvcache.skip_words import read_skip_words

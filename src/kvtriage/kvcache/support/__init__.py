@@ -4,5 +4,6 @@ gpus            the machines, as far as they decide anything
 memory_band     how many bytes the cache may get
 backend_table   what each attention backend serves
 backend_choice  which of them is taken, layer by layer
-findings        what is refused before weights load, and what is known to end badly
+cautions        what starts and is known to end badly
+findings        what is refused before weights load, and the cautions that apply
 """

@@ -8,8 +8,8 @@ import pytest
 from kvtriage.cli.plan import against
 from kvtriage.cli.plan.against import EXIT_CODES, load_observed, render_comparison, render_comparison_markdown
 from kvtriage.errors import DataError
+from kvtriage.kvcache.observed.account import Observed
 from kvtriage.kvcache.observed.comparison import Comparison, Outcome, compare
-from kvtriage.kvcache.observed.reading import Observed
 from kvtriage.kvcache.readers import read_cache_spec
 from tests.unit.cli.plan.plans import invoke, refusal, run, save
 from tests.unit.kvcache.readers.configs import GEMMA3_4B, GPT_OSS_20B

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from kvtriage.kvcache.allocator import Backend, Capacity
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
+from kvtriage.kvcache.observed.account import LOG, Observed, Reported, Settings
 from kvtriage.kvcache.observed.comparison import Comparison, Outcome, compare
 from kvtriage.kvcache.observed.identity import AskedModel
-from kvtriage.kvcache.observed.reading import LOG, Observed, Reported, Settings, read_observed
+from kvtriage.kvcache.observed.reading import read_observed
 from kvtriage.kvcache.observed.settings import Origin
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.readers import read_cache_spec

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtriage.kvcache.observed.account import Settings
 from kvtriage.kvcache.observed.identity import AskedModel, Weight, doubts_of
-from kvtriage.kvcache.observed.reading import Settings
 from kvtriage.kvcache.readers import read_cache_spec
 from tests.unit.kvcache.readers.configs import GPT_OSS_20B, LLAMA
 

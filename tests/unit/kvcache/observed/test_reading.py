@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtriage.kvcache.observed.reading import Observed, Reported, Settings, read_observed
+from kvtriage.kvcache.observed.account import Observed, Reported, Settings
+from kvtriage.kvcache.observed.reading import read_observed
 from tests.unit.kvcache.server_logs import BEFORE_0_21, METRICS, NEW, OLDEST, REFUSED, TWO_RANKS, WITH_DRAFTER
 
 

@@ -12,7 +12,8 @@ from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.spec import CacheSpec, Compressor, IndexKeys, LayerKind, LayerSpec
 from kvtriage.kvcache.support.backend_choice import Serving
 from kvtriage.kvcache.support.backend_table import RULES
-from kvtriage.kvcache.support.findings import CAUTIONS, Finding, Severity, check_support
+from kvtriage.kvcache.support.cautions import CAUTIONS, Severity
+from kvtriage.kvcache.support.findings import Finding, check_support
 from kvtriage.kvcache.support.gpus import GPUS, Gpu, find_gpu
 from kvtriage.kvcache.versions import EngineVersion
 from tests.unit.kvcache.models import GPT_OSS_20B, layer, spec_of
