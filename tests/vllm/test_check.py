@@ -19,7 +19,7 @@ from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
 from tests.unit.checkpoints.foreign import PER_TENSOR, of_layers, scale
 from tests.unit.engines import tiny
-from tests.vllm.conftest import START_S
+from tests.vllm.conftest import CACHE, START_S
 from tests.vllm.test_inside_vllm import random_scales
 
 MODELOPT = {
@@ -56,7 +56,8 @@ def check(
 
     def checked(folder: Path, *words: str) -> tuple[int, Any]:
         command = f"{vllm_python} -m vllm.entrypoints.openai.api_server"
-        given = [word for argument in ("--enforce-eager", *words) for word in ("--engine-arg", argument)]
+        arguments = ("--enforce-eager", " ".join(CACHE), *words)
+        given = [word for argument in arguments for word in ("--engine-arg", argument)]
         started = ("--engine", "vllm", "--vllm-command", command, "--start-timeout", str(START_S))
         capsys.readouterr()
         code = main(["check", str(folder), "--json", *started, *given])
