@@ -89,7 +89,7 @@ def test_modelopts_scales_are_read_from_beside_the_projections(check: Any, tmp_p
     (folder / "hf_quant_config.json").write_text(json.dumps(MODELOPT))
     code, answer = check(folder, "--dtype bfloat16")
     assert answer["loader"] == "one number"
-    assert answer["auto_becomes"] == "fp8"
+    assert answer["auto_becomes"] == "fp8_e4m3"
     assert answer["loading"] == {
         "k": {"as stored": 3},
         "v": {"as stored": 3},
