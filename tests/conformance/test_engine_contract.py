@@ -1,4 +1,7 @@
-"""What every engine owes its callers, whoever answers. An engine is added by a line in ENGINES."""
+"""What every engine owes its callers, whoever answers. An engine is added by a line in ENGINES.
+
+Here "vllm" is the engine over servers that play vLLM; tests/vllm holds it to the same over real ones.
+"""
 
 from __future__ import annotations
 
@@ -75,13 +78,16 @@ class Watch:
         assert done == total
 
 
-def scales_of(engine: Engine) -> dict[Scaling, ScaleSet]:
+@pytest.fixture(scope="module")
+def scales(engine: Engine) -> dict[Scaling, ScaleSet]:
     stats = engine.observe(PROMPTS, EDGES, Watch())
     return {s: fit_scales(stats, engine.spec, s) for s in (Scaling.PER_TENSOR, Scaling.PER_HEAD)}
 
 
-def storable(engine: Engine) -> list[Arm]:
-    scales, count = scales_of(engine), engine.spec.num_layers
+@pytest.fixture(scope="module")
+def storable(engine: Engine, scales: dict[Scaling, ScaleSet]) -> list[Arm]:
+    """Arms that the engine can store, the native one first."""
+    count = engine.spec.num_layers
     policies = [CachePolicy.fp8(count, scaling, skip) for scaling in Scaling for skip in ((), (0,), (1, count - 1))]
     arms = [Arm(f"{p.scaling} {p.skip_layers}", p, scales.get(p.scaling) if p.scaling else None) for p in policies]
     return [Arm("native", CachePolicy.native(count)), *arms]
@@ -94,26 +100,26 @@ def test_it_says_who_it_is(engine: Engine) -> None:
     assert info.threads >= 1
 
 
-def test_it_applies_what_it_is_asked_and_reads_it_back(engine: Engine) -> None:
-    for arm in storable(engine):
+def test_it_applies_what_it_is_asked_and_reads_it_back(engine: Engine, storable: list[Arm]) -> None:
+    for arm in storable:
         with engine.open(arm) as session:
             check_applied(arm, session.applied(), engine.info(), engine.spec)
 
 
-def test_it_refuses_what_it_cannot_apply(engine: Engine) -> None:
+def test_it_refuses_what_it_cannot_apply(engine: Engine, scales: dict[Scaling, ScaleSet]) -> None:
     count = engine.spec.num_layers
     for arm in (
         Arm("of another model", CachePolicy.native(count + 1)),
         Arm("without scales", CachePolicy.fp8(count, Scaling.PER_TENSOR)),
-        Arm("with others", CachePolicy.fp8(count, Scaling.PER_TENSOR), scales_of(engine)[Scaling.PER_HEAD]),
+        Arm("with others", CachePolicy.fp8(count, Scaling.PER_TENSOR), scales[Scaling.PER_HEAD]),
         Arm("without a bound", CachePolicy.uniform(count, Mantissa())),
     ):
         with pytest.raises(PolicyNotApplied, match=arm.name), engine.open(arm):
             pass
 
 
-def test_a_score_has_one_entry_for_each_scored_position(engine: Engine) -> None:
-    for arm in storable(engine):
+def test_a_score_has_one_entry_for_each_scored_position(engine: Engine, storable: list[Arm]) -> None:
+    for arm in storable:
         with engine.open(arm) as session:
             response = session.score(ScoreRequest("x", PROMPTS[0], 30))
         kl = response.distribution.kl_from(response.distribution)
@@ -122,15 +128,15 @@ def test_a_score_has_one_entry_for_each_scored_position(engine: Engine) -> None:
         assert set(kl) == {0.0}
 
 
-def test_the_same_question_has_the_same_answer(engine: Engine) -> None:
-    for arm in storable(engine):
+def test_the_same_question_has_the_same_answer(engine: Engine, storable: list[Arm]) -> None:
+    for arm in storable:
         request = ScoreRequest("x", PROMPTS[1], 20)
         with engine.open(arm) as one, engine.open(arm) as other:
             assert one.score(request).nll == other.score(request).nll
 
 
-def test_fp8_drifts_and_native_does_not(engine: Engine) -> None:
-    native, *others = storable(engine)
+def test_fp8_drifts_and_native_does_not(engine: Engine, storable: list[Arm]) -> None:
+    native, *others = storable
     request = ScoreRequest("x", PROMPTS[0], 20)
     with engine.open(native) as session:
         reference = session.score(request).distribution
@@ -141,8 +147,8 @@ def test_fp8_drifts_and_native_does_not(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_a_generation_holds_what_the_worksheet_says(engine: Engine, batch: int) -> None:
-    for arm in storable(engine):
+def test_a_generation_holds_what_the_worksheet_says(engine: Engine, storable: list[Arm], batch: int) -> None:
+    for arm in storable:
         with engine.open(arm) as session:
             found = session.generate(PROMPTS[:batch], 5)
         assert found.held_tokens == 44
@@ -153,11 +159,11 @@ def test_a_generation_holds_what_the_worksheet_says(engine: Engine, batch: int) 
         assert [len(row) for row in found.token_ids] == [5] * batch
 
 
-def test_probes_come_back_in_order(engine: Engine) -> None:
-    count, scales = engine.spec.num_layers, scales_of(engine)[Scaling.PER_HEAD]
+def test_probes_come_back_in_order(engine: Engine, scales: dict[Scaling, ScaleSet]) -> None:
+    count, per_head = engine.spec.num_layers, scales[Scaling.PER_HEAD]
     formats = (Fp8(Scaling.UNIT), Fp8(Scaling.PER_HEAD), Fp8(Scaling.UNIT, (1,)), Mantissa())
     bound = fit_sub_octaves(engine.observe(PROMPTS, EDGES, Watch()), engine.spec)
-    arms = [Arm("probe", CachePolicy.only(count, [0], fmt), scales, bound) for fmt in formats]
+    arms = [Arm("probe", CachePolicy.only(count, [0], fmt), per_head, bound) for fmt in formats]
     requests = [ScoreRequest(str(i), prompt, 30) for i, prompt in enumerate(PROMPTS)]
     watch = Watch()
     found = engine.probe(requests, arms, watch)
@@ -181,9 +187,9 @@ def test_everything_is_observed(engine: Engine) -> None:
             assert (seen.amax > 0).all()
 
 
-def test_scales_are_checked_head_by_head(engine: Engine) -> None:
+def test_scales_are_checked_head_by_head(engine: Engine, scales: dict[Scaling, ScaleSet]) -> None:
     watch = Watch()
-    one, found = engine.check_scales(PROMPTS, list(scales_of(engine).values()), watch)
+    one, found = engine.check_scales(PROMPTS, list(scales.values()), watch)
     assert [s.amax for s in one.shares] == [s.amax for s in found.shares]
     watch.check_finished()
     keys = {(share.layer_idx, share.tensor, share.head) for share in found.shares}

@@ -7,18 +7,36 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from kvtriage.engines.vllm.server import Server
+from kvtriage.checkpoints.model_folder import load_model_folder
+from kvtriage.checkpoints.overlay import write_overlay
+from kvtriage.engines.base import Arm, Engine, ScoreRequest
+from kvtriage.engines.embedded.engine import open_engine
+from kvtriage.engines.embedded.tokenizer import load_tokenizer
+from kvtriage.engines.vllm.engine import VllmEngine
+from kvtriage.engines.vllm.fleet import LaunchedFleet
+from kvtriage.engines.vllm.observer import EXTENSION, INSIDE
+from kvtriage.engines.vllm.recipe import ServerOptions, cpu_environment
+from kvtriage.engines.vllm.server import Launch, Recipe, Server, launch
+from kvtriage.fp8.scales import ScaleSet, fit_scales
+from kvtriage.kvcache.policy import CachePolicy, Scaling
+from kvtriage.kvcache.spec import CacheSpec, LayerKind
+from tests.unit.engines import tiny
+from tests.vllm.kept import KeptFleet
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "packages" / "kvtriage-vllm-cpu"
 
-START_S = 900.0
+START_S = 1800.0
 """A server takes half a minute to start on two quiet cores."""
+CACHE = ("--kv-cache-memory-bytes", str(64 * 30 * 128 * 768))
+"""64 blocks of SmolLM2 in BF16, 30 layers of 128 tokens of 768 bytes: 180 MiB, for servers that stand side by side."""
+
+TEXTS = [ScoreRequest(f"text {seed}", tiny.prompt(120, seed=seed), 20) for seed in range(3)]
+"""Seven times as long as the hybrid model's window of 16 tokens."""
 
 Serve = Callable[..., Any]
 """(model folder, *arguments, ranks, max_model_len, stores_bf16) → a context of a server that is ready."""
@@ -57,7 +75,6 @@ def vllm_environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, s
     put_where_vllm_finds_it(found_here)
     return {
         "PYTHONPATH": os.pathsep.join(map(str, (PLUGIN / "src", found_here))),
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "TORCHDYNAMO_DISABLE": "1",
         "HF_HUB_OFFLINE": "1",
     }
@@ -66,10 +83,6 @@ def vllm_environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, s
 @pytest.fixture(scope="session")
 def serve(vllm_python: str, vllm_environment: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Serve:
     """Small servers with the extension and the CPU plug-in, computing in float32."""
-    from kvtriage.engines.vllm.observer import EXTENSION, INSIDE
-    from kvtriage.engines.vllm.recipe import cpu_environment
-    from kvtriage.engines.vllm.server import Launch, Recipe, launch
-
     logs = tmp_path_factory.mktemp("logs")
 
     @contextmanager
@@ -81,7 +94,7 @@ def serve(vllm_python: str, vllm_environment: Mapping[str, str], tmp_path_factor
         command = (
             *(vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
             *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(max_model_len)),
-            *(*parallel, "--worker-extension-cls", EXTENSION),
+            *(*CACHE, *parallel, "--worker-extension-cls", EXTENSION),
             *arguments,
         )
         environment = {
@@ -94,3 +107,62 @@ def serve(vllm_python: str, vllm_environment: Mapping[str, str], tmp_path_factor
             yield server
 
     return served
+
+
+@pytest.fixture(scope="session")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CacheSpec]:
+    """A small model of sliding and full layers: its folder and geometry."""
+    folder = tmp_path_factory.mktemp("hybrid")
+    config = tiny.gemma3(num_attention_heads=4, num_key_value_heads=2, head_dim=32)
+    return folder / "model", tiny.save(config, folder / "model")
+
+
+@pytest.fixture(scope="session")
+def embedded(hybrid: tuple[Path, CacheSpec]) -> Iterator[Engine]:
+    with open_engine(*hybrid, numerics="storage", device="cpu", threads=1) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def hybrid_scales(embedded: Engine) -> dict[Scaling, ScaleSet]:
+    stats = embedded.observe([request.token_ids for request in TEXTS], (0, 64), lambda done, total: None)
+    return {s: fit_scales(stats, embedded.spec, s) for s in (Scaling.PER_TENSOR, Scaling.PER_HEAD)}
+
+
+@pytest.fixture(scope="session")
+def four_arms(embedded: Engine, hybrid_scales: dict[Scaling, ScaleSet]) -> list[Arm]:
+    spec, scales = embedded.spec, hybrid_scales[Scaling.PER_HEAD]
+    count = spec.num_layers
+    return [
+        Arm("bf16", CachePolicy.native(count)),
+        Arm("fp8_unit", CachePolicy.fp8(count, Scaling.UNIT)),
+        Arm("fp8_per_head", CachePolicy.fp8(count, Scaling.PER_HEAD), scales),
+        Arm("fp8_per_head_skip", CachePolicy.fp8(count, Scaling.PER_HEAD, spec.layers_of(LayerKind.SLIDING)), scales),
+    ]
+
+
+@pytest.fixture(scope="session")
+def vllm(
+    vllm_python: str,
+    vllm_environment: Mapping[str, str],
+    hybrid: tuple[Path, CacheSpec],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Engine]:
+    """The hybrid model on servers that are started for the arms asked of it, and kept."""
+    folder, geometry = hybrid
+    place = tmp_path_factory.mktemp("vllm")
+
+    def checkpoint(scales: ScaleSet) -> Path:
+        overlay = place / scales.scaling
+        if not overlay.exists():
+            write_overlay(load_model_folder(folder, trust_remote_code=False), scales, overlay)
+        return overlay
+
+    command = (vllm_python, "-m", "vllm.entrypoints.openai.api_server")
+    words = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "256", *CACHE)
+    environment = cpu_environment(words, "auto", {}, sorted(os.sched_getaffinity(0)), nodes=1)
+    paths = {"PYTHONPATH": os.pathsep.join((str(INSIDE), vllm_environment["PYTHONPATH"]))}
+    options = ServerOptions(command, words, "auto", {**vllm_environment, **environment, **paths})
+    how = Launch(place / "servers", print, START_S)
+    with KeptFleet(lambda: LaunchedFleet(geometry, folder, options, how, checkpoint)) as fleet:
+        yield VllmEngine(geometry, load_tokenizer(folder, False), fleet, print)

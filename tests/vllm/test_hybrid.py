@@ -1,110 +1,48 @@
-"""A small hybrid model through real servers: four arms, each as the embedded engine has it."""
+"""A small hybrid model through real servers: four arms, each as the embedded engine has it, asked in every way."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
-from kvtriage.checkpoints.model_folder import load_model_folder
-from kvtriage.checkpoints.overlay import write_overlay
-from kvtriage.engines.base import Arm, Engine, ScoreRequest
-from kvtriage.engines.embedded.engine import open_engine
+from kvtriage.engines.base import Arm, Engine, ScoreRequest, ScoreResponse, Scoring
 from kvtriage.engines.embedded.tokenizer import load_tokenizer
 from kvtriage.engines.vllm.attach import AttachedFleet
+from kvtriage.engines.vllm.dialect import VLLM, Dialect, learn_dialect
 from kvtriage.engines.vllm.engine import VllmEngine
-from kvtriage.engines.vllm.fleet import LaunchedFleet
-from kvtriage.engines.vllm.recipe import ServerOptions, cpu_environment
-from kvtriage.engines.vllm.server import Launch
+from kvtriage.engines.vllm.timing import closed_loop, stream_body
 from kvtriage.errors import PolicyNotApplied
-from kvtriage.fp8.scales import ScaleSet, fit_scales
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Scaling
-from kvtriage.kvcache.spec import CacheSpec, LayerKind
+from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.stages.arms import check_applied
-from tests.unit.engines import tiny
-from tests.vllm.conftest import START_S, Serve
+from tests.vllm.conftest import TEXTS, Serve
 
-REQUESTS = [ScoreRequest(f"text {seed}", tiny.prompt(120, seed=seed), 20) for seed in range(3)]
-"""Seven times as long as the window of 16 tokens."""
 BACKEND = "CPU_ATTN (kvtriage_vllm_cpu.backend.Backend)"
 TOLERANCE_NATS = 0.02
 """Between the engines' means over 300 tokens."""
-
-
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CacheSpec]:
-    folder = tmp_path_factory.mktemp("hybrid")
-    config = tiny.gemma3(num_attention_heads=4, num_key_value_heads=2, head_dim=32)
-    return folder / "model", tiny.save(config, folder / "model")
-
-
-@pytest.fixture(scope="module")
-def arms(embedded: Engine) -> list[Arm]:
-    spec = embedded.spec
-    stats = embedded.observe([request.token_ids for request in REQUESTS], (0, 64), lambda done, total: None)
-    scales, count = fit_scales(stats, spec, Scaling.PER_HEAD), spec.num_layers
-    sliding = spec.layers_of(LayerKind.SLIDING)
-    return [
-        Arm("bf16", CachePolicy.native(count)),
-        Arm("fp8_unit", CachePolicy.fp8(count, Scaling.UNIT)),
-        Arm("fp8_per_head", CachePolicy.fp8(count, Scaling.PER_HEAD), scales),
-        Arm("fp8_per_head_skip", CachePolicy.fp8(count, Scaling.PER_HEAD, sliding), scales),
-    ]
-
-
-@pytest.fixture(scope="module")
-def embedded(spec: tuple[Path, CacheSpec]) -> Iterator[Engine]:
-    with open_engine(*spec, numerics="storage", device="cpu", threads=1) as engine:
-        yield engine
-
-
-@pytest.fixture
-def vllm(
-    vllm_python: str,
-    vllm_environment: Mapping[str, str],
-    spec: tuple[Path, CacheSpec],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Engine]:
-    folder, geometry = spec
-    for name, value in vllm_environment.items():
-        monkeypatch.setenv(name, value)
-
-    def checkpoint(scales: ScaleSet) -> Path:
-        overlay = tmp_path / scales.scaling
-        if not overlay.exists():
-            write_overlay(load_model_folder(folder, trust_remote_code=False), scales, overlay)
-        return overlay
-
-    command = (vllm_python, "-m", "vllm.entrypoints.openai.api_server")
-    words = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "256")
-    environment = cpu_environment(words, "auto", {}, sorted(os.sched_getaffinity(0)), nodes=1)
-    options = ServerOptions(command, words, "auto", environment)
-    how = Launch(tmp_path / "servers", print, START_S)
-    with LaunchedFleet(geometry, folder, options, how, checkpoint) as fleet:
-        yield VllmEngine(geometry, load_tokenizer(folder, False), fleet, print)
+ROUNDING_NATS = 1e-3
+"""Between two readings of one text by one server: it may take the positions in other batches."""
 
 
 def mean_nll(engine: Engine, arm: Arm) -> tuple[float, list[int]]:
-    """Over all requests, nats per token; and the most likely token at each scored position."""
+    """Over all texts, nats per token; and the most likely token at each scored position."""
     with engine.open(arm) as session:
-        answers = [session.score(request) for request in REQUESTS]
+        answers = [session.score(request) for request in TEXTS]
     return fmean(nll for answer in answers for nll in answer.nll), [t for answer in answers for t in answer.top1]
 
 
-def test_four_arms_do_what_they_do_in_the_embedded_engine(vllm: Engine, embedded: Engine, arms: list[Arm]) -> None:
+def test_four_arms_do_what_they_do_in_the_embedded_engine(vllm: Engine, embedded: Engine, four_arms: list[Arm]) -> None:
     info = vllm.info()
     assert (info.backend, info.native_dtype, info.compute_dtype) == (BACKEND, "bfloat16", "float32")
     assert info.per_head_scales
     pools = []
-    for arm in arms:
+    for arm in four_arms:
         with vllm.open(arm) as session:
             applied = session.applied()
             check_applied(arm, applied, info, vllm.spec)
-            made = session.generate([REQUESTS[0].token_ids], 4)
+            made = session.generate([TEXTS[0].token_ids], 4)
             assert len(made.token_ids[0]) == 4
             assert len(made.token_s) == 3
         assert applied.pool is not None
@@ -118,21 +56,43 @@ def test_four_arms_do_what_they_do_in_the_embedded_engine(vllm: Engine, embedded
 
 
 def test_servers_that_run_already_are_attached_to_and_left_running(
-    serve: Serve, spec: tuple[Path, CacheSpec], embedded: Engine, arms: list[Arm]
+    serve: Serve, hybrid: tuple[Path, CacheSpec], embedded: Engine, four_arms: list[Arm]
 ) -> None:
-    folder, geometry = spec
+    folder, geometry = hybrid
     with serve(folder) as server:
         urls = {"bf16": server.client.url, "fp8_unit": server.client.url}
+        tokenizer = load_tokenizer(folder, False)
         with AttachedFleet(urls, (folder.name,), None) as fleet:
-            engine = VllmEngine(geometry, load_tokenizer(folder, False), fleet, print)
+            engine = VllmEngine(geometry, tokenizer, fleet, print)
             assert engine.info().server == ("attached",)
-            here, there = mean_nll(embedded, arms[0])[0], mean_nll(engine, arms[0])[0]
+            here, there = mean_nll(embedded, four_arms[0])[0], mean_nll(engine, four_arms[0])[0]
             assert there == pytest.approx(here, abs=TOLERANCE_NATS)
             probe = Arm("one layer", CachePolicy.only(geometry.num_layers, (2,), Fp8(Scaling.UNIT)))
-            answers = engine.probe(REQUESTS[:1], [probe], lambda done, total: None)
+            answers = engine.probe(TEXTS[:1], [probe], lambda done, total: None)
             assert answers[0][0] == pytest.approx(
-                embedded.probe(REQUESTS[:1], [probe], lambda done, total: None)[0][0], rel=0.5
+                embedded.probe(TEXTS[:1], [probe], lambda done, total: None)[0][0], rel=0.5
             )
-            with pytest.raises(PolicyNotApplied, match="the server's cache dtype is auto"), engine.open(arms[1]):
+            with pytest.raises(PolicyNotApplied, match="the server's cache dtype is auto"), engine.open(four_arms[1]):
                 pass
         assert server.is_running
+        client, (model,) = server.client, [entry["id"] for entry in server.client.get_json("/v1/models")["data"]]
+        assert learn_dialect(client, model) == VLLM
+
+        def ask(dialect: Dialect, request: ScoreRequest) -> ScoreResponse:
+            answer = client.post_json("/v1/completions", dialect.body(model, request))
+            return dialect.read(request, answer, tokenizer.encode)
+
+        generated = Dialect(Scoring.GENERATED, None, frozenset({"ignore_eos"}))
+        for request in TEXTS:
+            own = ask(VLLM, request)
+            for echo in (Dialect(Scoring.ECHO), Dialect(Scoring.ECHO_TEXT, extras=frozenset())):
+                echoed = ask(echo, request)
+                assert echoed.nll == pytest.approx(own.nll, abs=ROUNDING_NATS)
+                assert max(echoed.distribution.kl_from(ask(echo, request).distribution)) < ROUNDING_NATS
+                assert fmean(map(int.__eq__, echoed.top1, own.top1)) > 0.95
+            by_id, by_text = ask(Dialect(Scoring.GENERATED, None), request), ask(generated, request)
+            assert by_id.top1 == by_text.top1
+        body = stream_body(model, TEXTS[0].token_ids, 5, "salt")
+        (known,), (counted,) = (closed_loop(client, [words], 1) for words in (body, generated.adapt(body)))
+        assert (len(known.token_ids), len(known.arrival_s)) == (5, 5)
+        assert (counted.token_ids, len(counted.arrival_s)) == ((), 5)

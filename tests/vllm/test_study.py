@@ -20,7 +20,7 @@ import pytest
 from kvtriage.cli.case import open_case
 from kvtriage.records.case import Evidence, PoolTrial, ScoreTrial, TimingTrial, Trial
 from tests.unit.engines.demo_folder import demo_folder
-from tests.vllm.conftest import ROOT, START_S, Serve
+from tests.vllm.conftest import CACHE, ROOT, START_S, Serve
 
 STUDY = """
 buckets = [128]
@@ -98,7 +98,7 @@ def servers_of(kvtriage: subprocess.Popen[str]) -> list[int]:
     return [server for warden in children(kvtriage.pid) for server in children(warden)]
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 90.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 600.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -125,7 +125,8 @@ def study(
     words = (
         *("run", MODEL, "--data", "demo:english", "--study", str(folder / "study.toml"), "--out", str(case)),
         *("--engine", "vllm", "--vllm-command", f"{vllm_python} -m vllm.entrypoints.openai.api_server"),
-        *("--engine-arg", "--dtype float32", "--engine-arg", "--enforce-eager", "--start-timeout", str(START_S)),
+        *("--engine-arg", "--dtype float32", "--engine-arg", "--enforce-eager"),
+        *("--engine-arg", " ".join(CACHE), "--start-timeout", str(START_S)),
     )
     first = run(*words, environment=vllm_environment)
     try:

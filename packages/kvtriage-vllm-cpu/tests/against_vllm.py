@@ -7,6 +7,7 @@ relative difference of the outputs for each kind of attention.
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import json
 import os
@@ -177,6 +178,24 @@ def without_avx512() -> dict[str, str]:
     return said
 
 
+def on_another_release() -> str:
+    """How the loading of plug-ins ends, as every process of a server does it, in a vLLM that was not tested."""
+    import vllm
+    from vllm import plugins
+
+    found = importlib.metadata.EntryPoint("kvtriage_cpu", "kvtriage_vllm_cpu:register", plugins.DEFAULT_PLUGINS_GROUP)
+    with (
+        patch.object(vllm, "__version__", "0.33.0"),
+        patch.object(plugins, "plugins_loaded", False),
+        patch("importlib.metadata.entry_points", lambda group: [found]),
+    ):
+        try:
+            plugins.load_general_plugins()
+        except kvtriage_vllm_cpu.UnsupportedVersion as error:
+            return str(error)
+    return "it went on"
+
+
 def main() -> None:
     kvtriage_vllm_cpu.register()
     kvtriage_vllm_cpu.register()
@@ -194,6 +213,7 @@ def main() -> None:
         "under_bf16": under_bf16(),
         "refused": refused(),
         "without_avx512": without_avx512(),
+        "on_another_release": on_another_release(),
         "differences": differences,
     }
     print(json.dumps(found))

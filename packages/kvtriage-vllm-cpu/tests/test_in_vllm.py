@@ -55,3 +55,7 @@ def test_a_cpu_without_avx512_stores_fp8_all_the_same(found: Any) -> None:
     assert "AVX-512" in said["vllm"]
     assert said["ours"] == "vec"
     assert said["cache_dtype afterwards"] == "fp8"
+
+
+def test_a_server_of_another_release_does_not_start(found: Any) -> None:
+    assert found["on_another_release"].startswith("kvtriage-vllm-cpu was tested with vLLM 0.32 and this is 0.33.0: ")

@@ -46,6 +46,15 @@ def test_values_saturate_and_round_to_nearest_even() -> None:
     assert found[0, 0].tolist() == [448.0, -448.0, 1.0, 1.25, 0.0, 2.0**-8, 18.0, -0.0]
 
 
+def test_every_byte_is_read_as_torch_reads_it() -> None:
+    stored = torch.arange(256, dtype=torch.uint8).view(4, 1, 4, 16)
+    found = read(stored, torch.arange(4), 0, 16, torch.tensor([0.5])).view(-1)
+    expected = stored.view(torch.float8_e4m3fn).to(torch.float32).view(-1) * 0.5
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert int(found.isnan().sum()) == 2
+    assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+
+
 def test_any_part_of_a_sequence_can_be_read() -> None:
     x, blocks = values(11), torch.tensor([5, 0, 2])
     pages = open_pages(cache(torch.bfloat16))

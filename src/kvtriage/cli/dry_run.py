@@ -79,7 +79,7 @@ def print_dry_run(
         click.echo(_render_servers(subject, engine, rows, speed, start_s, arms))
         if requests is not None:
             timed = [arm.name for arm in arms if arm.bound is None and arm.prefill_chunk is None]
-            say(f"{write_requests(requests, subject, arms, timed):,} requests are in {requests}")
+            say(f"{write_requests(requests, subject, arms, timed, info):,} requests are in {requests}")
 
 
 def _unasked_info(servers: Servers | None) -> EngineInfo:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from kvtriage.cli.job import Subject
-from kvtriage.engines.base import Arm
+from kvtriage.engines.base import Arm, EngineInfo, Scoring
 from kvtriage.errors import BadInput, EngineError
 from kvtriage.files import write_atomic
 from kvtriage.stages.measuring import WARM_UP_TOKENS, prompts_to_time, shapes_to_time
@@ -28,28 +28,29 @@ def check_requests_file(file: Path) -> None:
         raise BadInput(f"there is no folder {file.parent} to write {file.name} in", hint="make it, or choose another")
 
 
-def write_requests(file: Path, subject: Subject, arms: Sequence[Arm], timed: Sequence[str]) -> int:
-    """How many lines were written. Each says to which arms' servers its body goes; there the model is the server's own.
+def write_requests(file: Path, subject: Subject, arms: Sequence[Arm], timed: Sequence[str], info: EngineInfo) -> int:
+    """How many lines were written, as the servers of `info` are asked, or as vLLM is where none was. Each line says to
+    which arms' servers its body goes; there the model is the server's own.
 
     Raises EngineError where aiohttp is missing, StorageError.
     """
-    lines = [msgspec.json.encode(row) for row in _rows(subject, [arm.name for arm in arms], list(timed))]
+    lines = [msgspec.json.encode(row) for row in _rows(subject, [arm.name for arm in arms], list(timed), info)]
     write_atomic(file, b"\n".join(lines) + b"\n")
     return len(lines)
 
 
-def _rows(subject: Subject, arms: list[str], timed: list[str]) -> Iterator[dict[str, Any]]:
+def _rows(subject: Subject, arms: list[str], timed: list[str], info: EngineInfo) -> Iterator[dict[str, Any]]:
     try:
-        from kvtriage.engines.vllm.scoring import KL_TOP_K, score_body
+        from kvtriage.engines.vllm.dialect import VLLM, Dialect
         from kvtriage.engines.vllm.timing import stream_body
     except ImportError as error:
         raise EngineError(
             f"requests cannot be shown: {error}", hint="pip install '.[vllm]' in kvtriage's folder"
         ) from error
-    plan = subject.plan
+    plan, dialect = subject.plan, VLLM if info.scoring is Scoring.FULL else Dialect(info.scoring, info.kl_top_k)
     model, path = plan.model.path, "/v1/completions"
     for item in subject.items:
-        body = score_body(model, item.request, KL_TOP_K, _SALT)
+        body = {**dialect.body(model, item.request), "cache_salt": _SALT}
         named = {"purpose": "score", "task": item.task, "item": item.request.item_id}
         yield {**named, "arms": arms, "path": path, "body": body}
     shapes = shapes_to_time(plan)
@@ -58,5 +59,5 @@ def _rows(subject: Subject, arms: list[str], timed: list[str]) -> Iterator[dict[
         *((shape.phase, shape, plan.study.decode_tokens) for shape in shapes),
     ):
         for prompt in prompts_to_time(subject.split, shape):
-            body = stream_body(model, prompt, new_tokens, _SALT)
+            body = dialect.adapt(stream_body(model, prompt, new_tokens, _SALT))
             yield {"purpose": purpose, "repeat": shape.repeat, "arms": timed, "path": path, "body": body}

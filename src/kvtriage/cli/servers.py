@@ -23,7 +23,7 @@ from kvtriage.records.study import Study
 if TYPE_CHECKING:
     from kvtriage.engines.vllm.fleet import Fleet
 
-__all__ = ["choose_wiring"]
+__all__ = ["choose_wiring", "cores_and_nodes", "native_dtype_of"]
 
 _LENGTH_STEP = 256
 _NATIVE = {"float32": "auto", "float": "auto", "float16": "float16", "half": "float16"}
@@ -67,8 +67,8 @@ def _vllm(servers: Servers, machine: Machine, case: Path | None, study: Study) -
         if urls:
             names = (folder.name, CHECKPOINT, CHECKPOINT_PER_TENSOR)
             return AttachedFleet(urls, names, token_from_environment())
-        native = _native_dtype(words)
-        environment = cpu_environment(words, native, os.environ, *_cores_and_nodes())
+        native = native_dtype_of(words)
+        environment = cpu_environment(words, native, os.environ, *cores_and_nodes())
         options = ServerOptions(command, _with_length(words, study, spec), native, environment)
         logs = Path.cwd() / "servers" if case is None else case.resolve() / "servers"
         how = Launch(logs, say, servers.start_timeout_s)
@@ -120,7 +120,7 @@ def _with_length(words: tuple[str, ...], study: Study, spec: CacheSpec) -> tuple
     return (*words, "--max-model-len", str(longest))
 
 
-def _cores_and_nodes() -> tuple[list[int], int]:
+def cores_and_nodes() -> tuple[list[int], int]:
     """The cores this process may use, none beside an accelerator, and the NUMA nodes they lie in."""
     if any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists() or not hasattr(os, "sched_getaffinity"):
         return [], 1
@@ -128,7 +128,7 @@ def _cores_and_nodes() -> tuple[list[int], int]:
     return sorted(os.sched_getaffinity(0)), max(1, nodes)
 
 
-def _native_dtype(words: tuple[str, ...]) -> str:
+def native_dtype_of(words: tuple[str, ...]) -> str:
     for word, after in itertools.zip_longest(words, words[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         if name == "--dtype":

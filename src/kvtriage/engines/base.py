@@ -32,6 +32,7 @@ __all__ = [
     "Readback",
     "ScoreRequest",
     "ScoreResponse",
+    "Scoring",
     "Session",
     "Tokenizer",
     "check_arm",
@@ -80,6 +81,23 @@ class Readback(enum.StrEnum):
     NONE = "none"
 
 
+class Scoring(enum.StrEnum):
+    """How an engine comes by its likelihoods. Arms that are scored in different ways are not compared.
+
+    FULL             the whole vocabulary at every position
+    PROMPT_LOGPROBS  the most likely tokens at each position, by their ids, as vLLM gives them of a prompt
+    ECHO             the same from a prompt that a server sends back with its logprobs
+    ECHO_TEXT        the same, and tokens are told apart by their texts
+    GENERATED        none: all there is to see is how the model goes on
+    """
+
+    FULL = "full"
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    ECHO = "echo"
+    ECHO_TEXT = "echo_text"
+    GENERATED = "generated"
+
+
 @dataclass(frozen=True)
 class EngineInfo:
     """Who measured. Travels with every trial, inside the conditions hash."""
@@ -97,6 +115,7 @@ class EngineInfo:
     kl_top_k: int | None = None
     """Divergences count the reference's k most likely tokens and all others as one: lower bounds. None: exact."""
     readback: Readback = Readback.LIVE
+    scoring: Scoring = Scoring.FULL
     server: tuple[str, ...] = ()
     """What all arms' servers were started with, what a policy says aside."""
     arms: frozenset[str] | None = None
@@ -155,10 +174,12 @@ class ScoreResponse:
     """S = len(token_ids) − score_from scored positions."""
 
     nll: tuple[float, ...]
-    """Negative log-likelihood of each scored token, nats: [S]."""
+    """Negative log-likelihood of each scored token, nats: [S]; NaN where it could not be had."""
     top1: tuple[int, ...]
     """The most likely token at each scored position: [S]."""
     distribution: Distribution
+    generated: bool = False
+    """Whether `top1` is the model's own continuation of the tokens before `score_from`, and nothing else is known."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +187,7 @@ class Generation:
     """Raw times of one greedy generation, seconds; of several streams at once, their means."""
 
     token_ids: tuple[tuple[int, ...], ...]
-    """[batch][new tokens]."""
+    """[batch][new tokens]; empty rows where a server does not say which tokens it streams."""
     ttft_s: float
     token_s: tuple[float, ...]
     """Time of each decode step after the first token: [new tokens − 1]."""

@@ -200,6 +200,9 @@ class Conditions(_Part, frozen=True):
     readback: str = "live"
     """'live': dtypes and scales were read back layer by layer; 'config': dtypes as the server was configured, scales
     could not be read back; 'none': neither could."""
+    scoring: str = "full"
+    """'full': likelihoods are of the whole vocabulary; 'prompt_logprobs', 'echo', 'echo_text': of the most likely
+    tokens, as a server gives them of a prompt; 'generated': none, items were continued and nothing else."""
     server: tuple[str, ...] = ()
     """Arguments that all arms' servers share; those of an arm follow from its policy."""
 

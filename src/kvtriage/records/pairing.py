@@ -14,6 +14,7 @@ from kvtriage.errors import CaseError, EngineError
 from kvtriage.records.case import ArmRecord, Evidence, ScoreTrial, TimingTrial, Trial
 
 __all__ = [
+    "AGREED",
     "BASELINE",
     "KL",
     "NEEDLE_HIT",
@@ -52,6 +53,7 @@ class Measure:
         return lambda trial: is_needle(trial) is self.needle and bucket in (None, trial.bucket)
 
 
+AGREED = Measure("agreed")
 KL = Measure("kl")
 NLL = Measure("nll")
 TOP1 = Measure("top1_changed")

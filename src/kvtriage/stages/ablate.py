@@ -69,6 +69,7 @@ def study_conditions(plan: Plan, scales: ScaleRecord, sensitivities: Sensitiviti
         scales=_sha256(fitted + msgspec.json.encode(sensitivities.suspects)),
         kl_top_k=info.kl_top_k,
         readback=info.readback,
+        scoring=info.scoring,
         server=info.server,
     )
 

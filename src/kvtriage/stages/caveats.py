@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from statistics import fmean
 
 from kvtriage.records.case import Reason
 from kvtriage.records.latency import longest_timed, traffic
-from kvtriage.records.pairing import BASELINE, NEEDLE_HIT
+from kvtriage.records.pairing import AGREED, BASELINE, NEEDLE_HIT
 from kvtriage.stages.findings import Findings
 from kvtriage.stages.reading import CANNOT_TELL, UNMET
-from kvtriage.stages.wording import name_arm, name_layers
+from kvtriage.stages.wording import format_share, name_arm, name_layers
 
 __all__ = ["caveats", "items_that_settle", "next_step"]
 
@@ -49,6 +50,11 @@ def next_step(found: Findings) -> str:
 
 def _how_to_settle(found: Findings) -> str:
     study, undecided = found.plan.study, found.outcome.doubts[0].undecided
+    if _is_generated(found):
+        return (
+            "Measure the arms on servers that give the likelihoods of a prompt, by prompt_logprobs or by echo with "
+            "logprobs, or with --engine embedded: no number of items settles this otherwise."
+        )
     if any(reason.clause == "latency" for reason in undecided):
         return f"Raise latency_repeats (now {study.latency_repeats}) in study.toml and run again in a new case folder."
     if any(reason.noise is not None and abs(reason.value or 0.0) <= reason.noise for reason in undecided):
@@ -116,7 +122,7 @@ def _of_the_baseline(found: Findings) -> Iterator[str]:
 def _of_the_evidence(found: Findings) -> Iterator[str]:
     for arm in sorted({reason.arm for rung in found.rungs for reason in rung.reasons}):
         lost = found.trials.paired("nll", arm, BASELINE, lambda trial: True).unscored
-        if lost:
+        if lost and not _is_generated(found):
             name = name_arm(found.trials.arms[arm], found.plan.layers)
             yield f"{lost} items could not be scored under {name} or BF16 and are left out of its averages."
     if not found.bound:
@@ -141,6 +147,11 @@ def _of_the_choice(found: Findings) -> Iterator[str]:
         yield from found.scales.warnings
 
 
+def _is_generated(found: Findings) -> bool:
+    """Whether items were continued and nothing else: no server gave likelihoods."""
+    return found.evidence.conditions.scoring == "generated"
+
+
 def _of_the_engine(found: Findings) -> Iterator[str]:
     ran, plan = found.evidence.conditions, found.plan
     stored = (
@@ -154,6 +165,13 @@ def _of_the_engine(found: Findings) -> Iterator[str]:
         yield (
             f"Divergences count BF16's {ran.kl_top_k} most likely tokens, and all others as one: they are lower bounds."
         )
+    if ran.scoring == "echo_text":
+        yield "The servers name tokens by their texts: tokens that read alike were not told apart."
+    if _is_generated(found):
+        arm = found.leaning.arm
+        alike = found.trials.drift(AGREED, arm.name).values
+        shown = f"; {name_arm(arm, plan.layers)} goes on as BF16 does for {format_share(fmean(alike))} of the tokens"
+        yield f"The servers give no likelihoods: NLL and divergence were not measured{shown if alike else ''}."
     if ran.readback != "live":
         yield "Scales could not be read back from these servers: that each arm carried its own is what you said."
     where = "" if ran.device.startswith("cuda") else ", nor about a GPU"

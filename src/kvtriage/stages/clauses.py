@@ -53,7 +53,7 @@ def range_clause(trials: Trials, arm: str, reference: str, rule: Rule) -> Reason
     read = contrasts[statuses.index(decisive)]
     read = replace(read, threshold=contrasts[0].threshold, items_needed=_needed_for_range(contrasts), noise=noise)
     if read.value is None or own is None:
-        text = f"drift against {name_scales(trials.arms[reference])}: nothing was scored"
+        text = f"drift against {name_scales(trials.arms[reference])}: not measured"
     else:
         other = f"the {format_nats(own)} of {name_scales(trials.arms[reference])}"
         text = (

@@ -183,7 +183,7 @@ def _harms(readings: Mapping[_Cell, Reading], found: Sequence[_Found], rule: Rul
 def _reason(trials: Trials, cell: _Cell, read: Reading, rule: Rule) -> Reason:
     quality = cell.quality
     if read.value is None:
-        text = f"{quality.what}: nothing was scored"
+        text = f"{quality.what}: not measured"
     else:
         form, margin = quality.form, quality.form(read.threshold)
         above = format_against(read.value, read.low, read.high, form, "BF16's")

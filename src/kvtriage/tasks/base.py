@@ -7,6 +7,7 @@ what greedy decoding would have said.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +60,8 @@ class Task(Protocol):
 def mark_drift(item: TaskItem, response: ScoreResponse, reference: ScoreResponse) -> Metrics:
     """nll and kl (nats per token) and top1_changed (share), over the scored positions.
 
-    Where the response has a NaN or an infinity nothing can be scored, and all three are None.
+    Where the response has a NaN or an infinity nothing can be scored, and all three are None. Of a response that was
+    generated there is `agreed` beside them: the share of BF16's continuation before the two differ.
     Raises EngineError when an answer does not have exactly one entry for each scored position.
     """
     scored = len(item.request.token_ids) - item.request.score_from
@@ -72,9 +74,15 @@ def mark_drift(item: TaskItem, response: ScoreResponse, reference: ScoreResponse
             )
     nll = mean_or_unscored(response.nll)
     if nll is None:
-        return {"nll": None, "kl": None, "top1_changed": None}
+        nothing: Metrics = {"nll": None, "kl": None, "top1_changed": None}
+        return {**nothing, "agreed": _agreed(response.top1, reference.top1)} if response.generated else nothing
     changed = [float(own != other) for own, other in zip(response.top1, reference.top1, strict=True)]
     return {"nll": nll, "kl": mean_or_unscored(kl), "top1_changed": mean_or_unscored(changed)}
+
+
+def _agreed(own: Sequence[int], other: Sequence[int]) -> float:
+    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(own, other, strict=True))
+    return sum(1 for _ in alike) / len(own)
 
 
 def mean_or_unscored(values: Sequence[float]) -> float | None:

@@ -59,7 +59,8 @@ class NeedleTask:
         """nll, kl and top1_changed over the answer, and hit: 1.0 when greedy decoding gives all of it."""
         marks = mark_drift(item, response, reference)
         answer = item.request.token_ids[item.request.score_from :]
-        hit = None if marks["nll"] is None else float(tuple(response.top1) == answer)
+        unscored = marks["nll"] is None and not response.generated
+        hit = None if unscored else float(tuple(response.top1) == answer)
         return {**marks, "hit": hit}
 
 

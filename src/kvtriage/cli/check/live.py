@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from kvtriage.checkpoints.scale_loading import Fate, LayerLoad
 from kvtriage.cli.check.answer import Checked, Live
 from kvtriage.cli.options import Servers
+from kvtriage.cli.servers import cores_and_nodes, native_dtype_of
 from kvtriage.cli.terminal import say
 from kvtriage.engines.base import Arm
 from kvtriage.errors import EngineError, ModelError
@@ -64,7 +66,13 @@ def _attached(url: str) -> Iterator[Served]:
 @contextlib.contextmanager
 def _started(checked: Checked, spec: CacheSpec, servers: Servers) -> Iterator[Served]:
     from kvtriage.engines.vllm.fleet import interrogate
-    from kvtriage.engines.vllm.recipe import ServerOptions, make_recipe, read_command, read_engine_args
+    from kvtriage.engines.vllm.recipe import (
+        ServerOptions,
+        cpu_environment,
+        make_recipe,
+        read_command,
+        read_engine_args,
+    )
     from kvtriage.engines.vllm.server import Launch, launch
 
     words = read_engine_args(servers.engine_args)
@@ -73,7 +81,10 @@ def _started(checked: Checked, spec: CacheSpec, servers: Servers) -> Iterator[Se
     command = read_command(servers.command)
     scaling = checked.held.declared.scaling or Scaling.PER_TENSOR
     arm = Arm("check", CachePolicy.fp8(spec.num_layers, scaling))
-    recipe = make_recipe(arm, spec, str(checked.held.folder), ServerOptions(command, words))
+    native = native_dtype_of(words)
+    environment = cpu_environment(words, native, os.environ, *cores_and_nodes())
+    options = ServerOptions(command, words, native, environment)
+    recipe = make_recipe(arm, spec, str(checked.held.folder), options)
     logs = Path(tempfile.mkdtemp(prefix="kvtriage-check-"))
     # A log that explains a failure is left where the error says it is.
     with launch(recipe, "check", Launch(logs, say, servers.start_timeout_s)) as server:

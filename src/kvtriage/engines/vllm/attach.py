@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 
 from kvtriage.engines.base import Arm
 from kvtriage.engines.vllm.client import Client, check_url
+from kvtriage.engines.vllm.dialect import learn_dialect
 from kvtriage.engines.vllm.fleet import Served, interrogate
 from kvtriage.errors import EngineError, StudyError
 
@@ -81,6 +82,7 @@ class AttachedFleet:
             client = self._stack.enter_context(Client(self._urls[name], self._token, **self._stall))
             served = interrogate(client, needs_extension=False)
             self._check_model(name, served)
+            served.dialect = learn_dialect(client, served.model)
             self._served[name] = served
         return self._served[name]
 

@@ -30,7 +30,7 @@ from kvtriage.engines.vllm.failures import ServerGone, Unanswered
 from kvtriage.engines.vllm.fleet import Fleet, Served
 from kvtriage.engines.vllm.observer import Observer, Probe
 from kvtriage.engines.vllm.recipe import probe_of, served_policy
-from kvtriage.engines.vllm.scoring import KL_TOP_K, new_salt, read_score, score_body
+from kvtriage.engines.vllm.scoring import new_salt
 from kvtriage.engines.vllm.timing import Stream, closed_loop, mean_steps, stream_body
 from kvtriage.engines.vllm.vetting import UNKNOWN, Vetting
 from kvtriage.errors import BadInput, EngineError, PolicyNotApplied
@@ -163,15 +163,16 @@ class VllmEngine:
         return self.persist(self._native(), work)
 
     def score(self, arm: Arm, request: ScoreRequest) -> ScoreResponse:
-        return self.persist(arm, lambda served: _score(served, request))
+        return self.persist(arm, lambda served: self._score(served, request))
 
     def _probed(self, arm: Arm, request: ScoreRequest) -> ScoreResponse:
         """`arm` rounded by the extension, even where a server could store it: no new server is started."""
-        return self.persist(self._native(), lambda served: _score(served, request), probe_of(arm))
+        return self.persist(self._native(), lambda served: self._score(served, request), probe_of(arm))
 
     def generate(self, arm: Arm, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
         def stream(served: Served, count: int) -> list[Stream]:
-            bodies = [stream_body(served.model, prompt, count, new_salt()) for prompt in prompts]
+            asked = [stream_body(served.model, prompt, count, new_salt()) for prompt in prompts]
+            bodies = [served.dialect.adapt(body) for body in asked]
             return closed_loop(served.client, bodies, len(bodies))
 
         def ask(served: Served) -> Generation:
@@ -190,6 +191,10 @@ class VllmEngine:
             )
 
         return self.persist(arm, ask)
+
+    def _score(self, served: Served, request: ScoreRequest) -> ScoreResponse:
+        answer = served.client.post_json("/v1/completions", served.dialect.body(served.model, request))
+        return served.dialect.read(request, answer, self._tokenizer.encode)
 
     def applied(self, arm: Arm) -> Applied:
         """Asked anew each time: what acts now."""
@@ -255,8 +260,9 @@ class VllmEngine:
             native_dtype=self._native_dtype(),
             threads=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             per_head_scales=all(layer.per_head_scales is not False for layer in layers),
-            kl_top_k=KL_TOP_K,
+            kl_top_k=served.dialect.top_k,
             readback=self._readback(),
+            scoring=served.dialect.scoring,
             server=self._fleet.server_args,
             arms=self._fleet.arms,
         )
@@ -291,11 +297,6 @@ class VllmSession:
                 f"arm {self._arm.name!r} is a probe and cannot be timed", hint="time storable policies only"
             )
         return self._engine.generate(self._arm, prompts, new_tokens)
-
-
-def _score(served: Served, request: ScoreRequest) -> ScoreResponse:
-    body = score_body(served.model, request, KL_TOP_K, new_salt())
-    return read_score(request, served.client.post_json("/v1/completions", body))
 
 
 def _switch(served: Served, arm: Arm, probe: Probe) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from kvtriage.engines.base import Arm
 from kvtriage.engines.vllm.client import Client
+from kvtriage.engines.vllm.dialect import VLLM, Dialect
 from kvtriage.engines.vllm.failures import Refused, ServerGone
 from kvtriage.engines.vllm.log import backend_of, scale_warnings
 from kvtriage.engines.vllm.metrics import CacheConfig, read_cache_config
@@ -42,6 +43,7 @@ class Served:
     observer: Observer | None
     facts: dict[str, Any]
     """vLLM's own configuration, where it shows it; else empty."""
+    dialect: Dialect = VLLM
     log_backend: str | None = None
     warnings: tuple[str, ...] = ()
     explain: Callable[[], EngineError | None] = lambda: None

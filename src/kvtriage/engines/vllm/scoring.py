@@ -20,7 +20,7 @@ from kvtriage.engines.base import Distribution, ScoreRequest, ScoreResponse
 from kvtriage.engines.vllm.failures import Refused, Unanswered
 from kvtriage.errors import NonFinite
 
-__all__ = ["KL_TOP_K", "TopK", "new_salt", "read_score", "score_body"]
+__all__ = ["KL_TOP_K", "TopK", "gather_top_k", "new_salt", "read_score", "score_body"]
 
 KL_TOP_K = 20
 """Logprobs at each position: the most that a server gives away unless it was started with --max-logprobs."""
@@ -94,7 +94,7 @@ def read_score(request: ScoreRequest, answer: object) -> ScoreResponse:
         nll.append(-named[token])
         top1.append(best)
         rows.append(named)
-    return ScoreResponse(nll=tuple(nll), top1=tuple(top1), distribution=_top_k(rows))
+    return ScoreResponse(nll=tuple(nll), top1=tuple(top1), distribution=gather_top_k(rows))
 
 
 def _prompt_logprobs(answer: object) -> Sequence[object]:
@@ -134,7 +134,8 @@ def _named(position: object, item_id: str) -> tuple[dict[int, float], int]:
     return named, min(places, key=places.__getitem__)
 
 
-def _top_k(rows: Sequence[Mapping[int, float]]) -> TopK:
+def gather_top_k(rows: Sequence[Mapping[int, float]]) -> TopK:
+    """From the log probability of each token named, by position: [S]."""
     width = max(map(len, rows))
     tokens = np.full((len(rows), width), -1, dtype=np.int64)
     log_probs = np.full((len(rows), width), -np.inf)

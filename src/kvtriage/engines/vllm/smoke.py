@@ -11,11 +11,10 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
-from kvtriage.engines.base import ScoreRequest
-from kvtriage.engines.vllm.client import Client
+from kvtriage.engines.base import ScoreRequest, Scoring
 from kvtriage.engines.vllm.failures import Refused
-from kvtriage.engines.vllm.observer import Observer
-from kvtriage.engines.vllm.scoring import read_score, score_body
+from kvtriage.engines.vllm.fleet import Served
+from kvtriage.engines.vllm.scoring import new_salt
 from kvtriage.engines.vllm.timing import closed_loop, stream_body
 from kvtriage.errors import EngineError, NonFinite
 from kvtriage.kvcache.spec import CacheSpec
@@ -35,37 +34,31 @@ _LONGEST = 4096
 """Tokens beyond which no window is tried: the test has to stay cheap."""
 
 
-def smoke_test(
-    client: Client,
-    model: str,
-    spec: CacheSpec,
-    text: Sequence[int],
-    salt: Callable[[], str],
-    longest: int,
-    block_size: int,
-    observer: Observer | None,
-) -> float:
-    """Mean NLL of the smoke text, nats per token. `longest` is the server's own limit, in
-    tokens, as is its `block_size`: a prefix is found again in whole blocks.
+def smoke_test(served: Served, spec: CacheSpec, text: Sequence[int], encode: Callable[[str], Sequence[int]]) -> float:
+    """Mean NLL of the smoke text, nats per token; NaN where the server gives no likelihoods, which skips what needs
+    them. A prefix is found again in whole blocks, so it is a little longer than two of the server's.
 
     Raises EngineError, NonFinite.
     """
+    longest = served.longest or spec.max_model_len
     requests = [ScoreRequest(f"smoke text of {n} tokens", tuple(_take(text, n)), n - _SCORED) for n in _LENGTHS]
-    alone = [_score(client, model, [request], salt)[0] for request in requests]
-    together = _score(client, model, requests, salt)
-    for request, one, other in zip(requests, alone, together, strict=True):
-        if not abs(one - other) <= _BATCH_TOLERANCE:
-            raise EngineError(
-                f"{request.item_id} costs {one:.3f} nats per token alone and {other:.3f} in a ragged batch",
-                hint="the server mixes up sequences of a batch; nothing it says can be believed",
-            )
-    _prefix_hit(client, model, _take(text, max(_LENGTHS[-1], min(2 * block_size + 1, longest - 1))), salt())
+    alone = [_score(served, [request], encode)[0] for request in requests]
+    together = _score(served, requests, encode)
+    if served.dialect.scoring is not Scoring.GENERATED:
+        for request, one, other in zip(requests, alone, together, strict=True):
+            if not abs(one - other) <= _BATCH_TOLERANCE:
+                raise EngineError(
+                    f"{request.item_id} costs {one:.3f} nats per token alone and {other:.3f} in a ragged batch",
+                    hint="the server mixes up sequences of a batch; nothing it says can be believed",
+                )
+        _prefix_hit(served, _take(text, max(_LENGTHS[-1], min(2 * served.block_size + 1, longest - 1))))
     windows = [layer.window_tokens for layer in spec.layers if layer.window_tokens is not None]
     past = min(windows, default=0) + _NEW
     if windows and past + _NEW <= min(longest, _LONGEST):
-        closed_loop(client, [stream_body(model, _take(text, past), _NEW, salt())], 1)
-    if observer is not None:
-        for layer_idx, count in observer.nonfinite().items():
+        body = stream_body(served.model, _take(text, past), _NEW, new_salt())
+        closed_loop(served.client, [served.dialect.adapt(body)], 1)
+    if served.observer is not None:
+        for layer_idx, count in served.observer.nonfinite().items():
             if count:
                 raise NonFinite(
                     f"{count} elements of Q, K or V of layer {layer_idx} are NaN or infinite",
@@ -74,19 +67,23 @@ def smoke_test(
     return alone[-1]
 
 
-def _score(client: Client, model: str, requests: Sequence[ScoreRequest], salt: Callable[[], str]) -> list[float]:
+def _score(served: Served, requests: Sequence[ScoreRequest], encode: Callable[[str], Sequence[int]]) -> list[float]:
     async def work() -> list[object]:
-        bodies = [score_body(model, request, 1, salt()) for request in requests]
-        return list(await asyncio.gather(*(client.post("/v1/completions", body) for body in bodies)))
+        bodies = [served.dialect.body(served.model, request) for request in requests]
+        return list(await asyncio.gather(*(served.client.post("/v1/completions", body) for body in bodies)))
 
-    answers = client.run(work())
-    return [_mean(read_score(request, answer).nll) for request, answer in zip(requests, answers, strict=True)]
+    answers = served.client.run(work())
+    return [
+        _mean(served.dialect.read(request, answer, encode).nll)
+        for request, answer in zip(requests, answers, strict=True)
+    ]
 
 
-def _prefix_hit(client: Client, model: str, text: Sequence[int], salt: str) -> None:
+def _prefix_hit(served: Served, text: Sequence[int]) -> None:
     """Twice the same prompt under one salt: the second finds its prefix in the cache."""
-    body = {**stream_body(model, text, 1, salt), "stream": False, "logprobs": 1}
-    first, second = (_first_log_prob(client.post_json("/v1/completions", body)) for _ in range(2))
+    asked = {**stream_body(served.model, text, 1, new_salt()), "stream": False, "logprobs": 1}
+    body = served.dialect.adapt(asked)
+    first, second = (_first_log_prob(served.client.post_json("/v1/completions", body)) for _ in range(2))
     if not abs(first - second) <= _BATCH_TOLERANCE:
         raise EngineError(
             f"the same prompt goes on with {first:.3f} nats, and with {second:.3f} once its prefix is in the cache",

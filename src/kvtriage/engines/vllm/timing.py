@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from kvtriage.engines.vllm.client import Client, Piece
 from kvtriage.engines.vllm.failures import Unanswered
@@ -32,6 +33,7 @@ class Stream:
     """One generation: its tokens, and when each arrived, seconds after it was sent or due."""
 
     token_ids: tuple[int, ...]
+    """Empty where the server does not say which they are."""
     arrival_s: tuple[float, ...]
     chunks: int
     """Fewer than tokens where the server sent several at once."""
@@ -56,24 +58,39 @@ def stream_body(model: str, prompt: Sequence[int], new_tokens: int, salt: str) -
 
 
 def read_stream(pieces: Sequence[Piece], started_s: float, new_tokens: int) -> Stream:
-    """The tokens of a whole stream. Raises Unanswered for one that broke off, failed or is short."""
+    """The tokens of a whole stream. Raises Unanswered for one that broke off, failed or is short.
+
+    Where a server streams text alone, its tokens have no ids, their number is what it says at the end (or that of its
+    chunks), and they are shared out evenly over the chunks.
+    """
     tokens: list[int] = []
     arrivals: list[float] = []
-    chunks, finished = 0, False
+    spoken: list[float] = []
+    chunks, finished, counted = 0, False, None
     for at_s, events in _events(pieces):
-        own = [_token_ids(event) for event in events if event != _DONE]
+        carried = [_carried(event) for event in events if event != _DONE]
         finished |= _DONE in events
-        chunks += sum(map(bool, own))
-        new = [token for carried in own for token in carried]
+        spoken += [at_s for event in carried if event.text and not event.token_ids]
+        counted = next((event.counted for event in carried if event.counted is not None), counted)
+        chunks += sum(bool(event.token_ids) for event in carried)
+        new = [token for event in carried for token in event.token_ids]
         before = arrivals[-1] if arrivals else at_s
         arrivals += [before + (at_s - before) * (i + 1) / len(new) for i in range(len(new))]
         tokens += new
-    if not finished or len(tokens) != new_tokens:
+    if spoken and not tokens:
+        chunks, arrivals = len(spoken), _shared_out(spoken, len(spoken) if counted is None else counted)
+    if not finished or len(arrivals) != new_tokens:
         raise Unanswered(
-            f"a stream of {new_tokens} tokens ended after {len(tokens)}",
-            hint="the server broke off; its log says more",
+            f"a stream of {new_tokens} tokens ended after {len(arrivals)}",
+            hint="the server broke off, or does not know ignore_eos; its log says more",
         )
     return Stream(tuple(tokens), tuple(at_s - started_s for at_s in arrivals), chunks)
+
+
+def _shared_out(spoken: Sequence[float], count: int) -> list[float]:
+    """When each of `count` tokens arrived, as far as the arrivals of their chunks tell."""
+    ends = [(i + 1) * len(spoken) / count for i in range(count)]
+    return [float(at_s) for at_s in np.interp(ends, range(1, len(spoken) + 1), spoken)]
 
 
 def _events(pieces: Sequence[Piece]) -> Iterator[tuple[float, list[bytes]]]:
@@ -84,7 +101,17 @@ def _events(pieces: Sequence[Piece]) -> Iterator[tuple[float, list[bytes]]]:
         yield piece.at_s, [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
 
-def _token_ids(event: bytes) -> list[int]:
+@dataclass(frozen=True)
+class _Carried:
+    """What one event brought."""
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    counted: int | None = None
+    """Tokens of the whole answer, where the event says so."""
+
+
+def _carried(event: bytes) -> _Carried:
     """Raises Unanswered for an event that is an error, or no JSON."""
     try:
         found = msgspec.json.decode(event)
@@ -94,14 +121,13 @@ def _token_ids(event: bytes) -> list[int]:
         case {"error": _}:
             raise Unanswered("a stream ended with an error", hint="the server's log says more")
         case {"choices": [{"token_ids": list(tokens)}, *_]}:
-            return [int(token) for token in tokens]
+            return _Carried(tuple(int(token) for token in tokens))
         case {"choices": [{"text": str(text)}, *_]} if text:
-            raise Unanswered(
-                "a stream does not say which tokens it carries",
-                hint="timing needs a server that knows return_token_ids",
-            )
+            return _Carried(text=text)
+        case {"usage": {"completion_tokens": int(counted)}}:
+            return _Carried(counted=counted)
         case _:
-            return []
+            return _Carried()
 
 
 def closed_loop(client: Client, bodies: Sequence[dict[str, Any]], concurrency: int) -> list[Stream]:

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from kvtriage.engines.base import Applied, Arm, Tokenizer
+from kvtriage.engines.vllm.dialect import VLLM
 from kvtriage.engines.vllm.fleet import Served
 from kvtriage.engines.vllm.observer import LiveLayer
 from kvtriage.engines.vllm.readback import (
@@ -20,7 +21,6 @@ from kvtriage.engines.vllm.readback import (
     doubts,
     say_readback,
 )
-from kvtriage.engines.vllm.scoring import new_salt
 from kvtriage.engines.vllm.smoke import SMOKE_TEXT, smoke_test
 from kvtriage.errors import EngineError, PolicyNotApplied
 from kvtriage.kvcache.spec import CacheSpec
@@ -54,6 +54,8 @@ class Vetting:
 
     def vet(self, arm: Arm, served: Served) -> None:
         """Everything that may be wrong with a server before the first trial. Raises EngineError."""
+        if served.dialect != VLLM:
+            self._say(f"server {arm.name}: {served.dialect.words}")
         for warning in (*served.warnings, *doubts(served.ranks or ())):
             self._say(f"warning: server {arm.name}: {warning}")
         if served.config is not None:
@@ -69,17 +71,8 @@ class Vetting:
         self._say(say_readback(arm, self._shown[arm.name]))
         if served.observer is not None:
             served.observer.watch(True)
-        text = self._tokenizer.encode(SMOKE_TEXT)
-        nll = smoke_test(
-            served.client,
-            served.model,
-            self._spec,
-            [*self._tokenizer.bos, *text],
-            new_salt,
-            served.longest or self._spec.max_model_len,
-            served.block_size,
-            served.observer,
-        )
+        text = [*self._tokenizer.bos, *self._tokenizer.encode(SMOKE_TEXT)]
+        nll = smoke_test(served, self._spec, text, self._tokenizer.encode)
         if served.observer is not None:
             served.observer.watch(False)
         if self._baseline_nll is None:
@@ -125,4 +118,9 @@ def _what_it_runs_on(served: Served) -> dict[str, object]:
     """GPUs by their models: how many of them a host has beside those that serve is of no concern."""
     gpus = served.facts.get("gpus")
     models = {line.partition(": ")[2] or line for line in str(gpus).splitlines()} if gpus else set()
-    return {"version": served.version, **served.facts, "gpus": " and ".join(sorted(models)) or None}
+    return {
+        "version": served.version,
+        "likelihoods by": served.dialect.scoring,
+        **served.facts,
+        "gpus": " and ".join(sorted(models)) or None,
+    }

@@ -39,6 +39,11 @@ def _logit(before: int, token: int) -> tuple[float, float]:
     return 3 * chance.random(), chance.gauss(0, 1)
 
 
+def text_of(token: int) -> str:
+    """Every third token is part of a character, as byte-level vocabularies have them."""
+    return "\ufffd" if token % 3 == 0 else f" w{token}"
+
+
 @dataclass
 class Faults:
     """How many requests of a kind fail before the next one is answered; −1 for all of them."""
@@ -102,6 +107,13 @@ class Player:
     tokens_per_chunk: int = 1
     step_s: float = 0.003
     token: str | None = None
+    scoring: str = "prompt_logprobs"
+    """Or 'echo', 'echo_text', 'generated': less and less of what vLLM can say of a prompt."""
+    refuses: tuple[str, ...] = ()
+    """Fields of a request that it does not know, and answers 400 to."""
+    most_logprobs: int = 20
+    speaks_ids: bool = True
+    """Whether it says which tokens it generates; else their texts alone."""
     sharpness: float = 1.0
     """How sure the model is of itself; another one is another model."""
     paths: list[str] = field(default_factory=list)
@@ -258,6 +270,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/collective_rpc" and player.extension:
             self._rpc(body["method"], body["args"])
         elif self.path == "/v1/completions":
+            if unknown := [name for name in player.refuses if name in body]:
+                self._json({"error": {"message": f"Extra inputs are not permitted: {unknown[0]}"}}, 400)
+                return
+            if (body.get("logprobs") or 0) > player.most_logprobs:
+                self._json({"error": {"message": "too many logprobs"}}, 400)
+                return
             self._complete(body)
         else:
             self._json({"detail": "Not Found"}, 404)
@@ -330,8 +348,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: dict[str, Any]) -> None:
         player, prompt = self.player, body["prompt"]
-        choice: dict[str, Any] = {"index": 0, "text": "x", "token_ids": self._greedy(prompt, 1)}
-        if (asked := body.get("prompt_logprobs")) is not None:
+        choice = self._said(self._greedy(prompt, body["max_tokens"]), body)
+        if player.scoring.startswith("echo") and body.get("echo"):
+            choice["logprobs"] = self._echo(body)
+            self._json({"choices": [choice]})
+            return
+        if player.scoring == "prompt_logprobs" and (asked := body.get("prompt_logprobs")) is not None:
             positions: list[Any] = [None]
             together = player.faults.mixes_up_batches and self._waits_for_company()
             for before, actual in itertools.pairwise(prompt):
@@ -347,9 +369,33 @@ class _Handler(BaseHTTPRequestHandler):
             log_prob = -1.0
             if player.faults.forgets_prefixes and body["cache_salt"] in player.salts:
                 log_prob = -9.0
-            player.salts.add(body["cache_salt"])
+            player.salts.add(body.get("cache_salt", ""))
             choice["logprobs"] = {"token_logprobs": [log_prob]}
         self._json({"choices": [choice]})
+
+    def _said(self, tokens: list[int], body: dict[str, Any]) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": 0, "text": "".join(map(text_of, tokens))}
+        return {**choice, "token_ids": tokens} if self.player.speaks_ids and body.get("return_token_ids") else choice
+
+    def _echo(self, body: dict[str, Any]) -> dict[str, Any]:
+        player, prompt = self.player, body["prompt"]
+        by_id = player.scoring == "echo" and body.get("return_tokens_as_token_ids")
+
+        def word(token: int) -> str:
+            return f"token_id:{token}" if by_id else text_of(token)
+
+        own: list[float | None] = [None]
+        top: list[dict[str, float] | None] = [None]
+        for before, actual in itertools.pairwise([*prompt, *self._greedy(prompt, 1)]):
+            found = player.log_probs(before, actual)
+            ranked = sorted(found, key=lambda token: -found[token])[: body["logprobs"]]
+            own.append(found[actual])
+            top.append({word(token): found[token] for token in ranked})
+        words = [word(token) for token in [*prompt, *self._greedy(prompt, 1)]]
+        with player.lock:
+            if player.faults.strikes("short_scores"):
+                words, own, top = words[:-3], own[:-3], top[:-3]
+        return {"tokens": words, "token_logprobs": own, "top_logprobs": top}
 
     def _waits_for_company(self) -> bool:
         time.sleep(0.05)
@@ -390,7 +436,7 @@ class _Handler(BaseHTTPRequestHandler):
         for start in range(0, len(tokens), player.tokens_per_chunk):
             time.sleep(player.step_s)
             own = tokens[start : start + player.tokens_per_chunk]
-            self._event(json.dumps({"choices": [{"index": 0, "text": "x" * len(own), "token_ids": own}]}))
+            self._event(json.dumps({"choices": [self._said(own, body)]}))
             if cut or stalled or fails:
                 break
         if stalled:
@@ -401,6 +447,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fails:
             self._event(json.dumps({"error": {"message": "the engine died"}}))
+        if body.get("stream_options", {}).get("include_usage"):
+            self._event(json.dumps({"choices": [], "usage": {"completion_tokens": len(tokens)}}))
         self._event("[DONE]")
         with contextlib.suppress(OSError):
             self.wfile.write(b"0\r\n\r\n")
