@@ -168,10 +168,11 @@ def _of_the_engine(found: Findings) -> Iterator[str]:
     if ran.scoring == "echo_text":
         yield "The servers name tokens by their texts: tokens that read alike were not told apart."
     if _is_generated(found):
-        arm = found.leaning.arm
-        alike = found.trials.drift(AGREED, arm.name).values
-        shown = f"; {name_arm(arm, plan.layers)} goes on as BF16 does for {format_share(fmean(alike))} of the tokens"
-        yield f"The servers give no likelihoods: NLL and divergence were not measured{shown if alike else ''}."
+        yield "The servers give no likelihoods: NLL and divergence were not measured."
+        for rung in found.rungs:
+            if alike := found.trials.drift(AGREED, rung.arm.name).values:
+                name, share = name_arm(rung.arm, plan.layers), format_share(fmean(alike))
+                yield f"{name} goes on as BF16 does for {share} of the tokens generated, until the two first differ."
     if ran.readback != "live":
         yield "Scales could not be read back from these servers: that each arm carried its own is what you said."
     where = "" if ran.device.startswith("cuda") else ", nor about a GPU"

@@ -113,8 +113,11 @@ def _what_is_wrong(found: Findings) -> str:
         parts.append(f"Range is wrong in the layers that stay in FP8{_range_of_skip(found)}")
     if not any(parts):
         unmet = _first_unmet(unit)
-        which = f" ({name_clause(unmet.clause, unmet.cell)}: {unmet.text})" if unmet else ""
-        parts.append(f"Uncalibrated FP8 does not keep the margins{which}")
+        if unmet is None:
+            parts.append("Whether uncalibrated FP8 keeps the margins is open")
+        else:
+            which = f"{name_clause(unmet.clause, unmet.cell)}: {unmet.text}"
+            parts.append(f"Uncalibrated FP8 does not keep the margins ({which})")
     return so_far + ". ".join(filter(None, parts)) + "."
 
 

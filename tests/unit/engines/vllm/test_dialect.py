@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.records.case import Evidence, ScoreTrial, TimingTrial, Trial
 from kvtriage.stages.ablate import ablate
 from kvtriage.stages.decide import decide
+from kvtriage.stages.wording import format_share
 from tests.unit.engines.vllm.fleets import geometry_of
 from tests.unit.engines.vllm.misbehaving_server import Faults, Player, playing
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, silent
@@ -165,7 +167,11 @@ def test_a_server_without_likelihoods_is_measured_by_what_it_generates_and_not_j
     unmeasured = [reason for reason in verdict.reasons if reason.arm == "fp8_unit" and reason.clause in ("kl", "nll")]
     assert unmeasured
     assert all("not measured" in reason.text and reason.status == "cannot_tell" for reason in unmeasured)
-    assert any("give no likelihoods" in caveat and "goes on as BF16 does" in caveat for caveat in verdict.caveats)
+    assert any("give no likelihoods" in caveat for caveat in verdict.caveats)
+    shares = [trial.metrics["agreed"] for trial in scored if trial.arm == "fp8_unit" and trial.task == "text"]
+    said = f"FP8 with scale 1 goes on as BF16 does for {format_share(fmean(share or 0.0 for share in shares))}"
+    assert any(caveat.startswith(said) for caveat in verdict.caveats)
+    assert verdict.sentences[0] == "So far: Whether uncalibrated FP8 keeps the margins is open."
     assert verdict.next_step.startswith("Measure the arms on servers that give the likelihoods")
 
 

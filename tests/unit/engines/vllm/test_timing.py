@@ -40,10 +40,30 @@ def test_an_event_counts_when_its_last_byte_is_there() -> None:
     assert found.arrival_s == (2.0, 3.0)
 
 
+def spoken(text: str) -> bytes:
+    return f"data: {json.dumps({'choices': [{'text': text, 'token_ids': None}]})}\n\n".encode()
+
+
+def counted(tokens: int) -> bytes:
+    return f"data: {json.dumps({'choices': [], 'usage': {'completion_tokens': tokens}})}\n\n".encode()
+
+
+def test_a_stream_of_text_is_a_token_for_each_chunk_unless_the_server_counts() -> None:
+    pieces = [Piece(1.0, spoken("a")), Piece(2.0, spoken("b")), Piece(4.0, spoken("c") + DONE)]
+    assert read_stream(pieces, 0.5, 3) == Stream((), (0.5, 1.5, 3.5), 3)
+
+
+def test_counted_tokens_are_shared_out_over_the_chunks_of_their_text() -> None:
+    pieces = [Piece(1.0, spoken("a")), Piece(2.0, spoken("bcd")), Piece(3.0, spoken("") + counted(4) + DONE)]
+    assert read_stream(pieces, 0.0, 4) == Stream((), (1.0, 1.0, 1.5, 2.0), 2)
+
+
 @pytest.mark.parametrize(
     "pieces",
     [
         [],
+        [Piece(1.0, spoken("a") + spoken("b") + counted(3) + DONE)],
+        [Piece(1.0, spoken("a") + spoken("b"))],
         [Piece(1.0, event(1))],
         [Piece(1.0, event(1) + DONE)],
         [Piece(1.0, event(1, 2, 3) + DONE)],
