@@ -25,7 +25,7 @@ from kvtriage.kvcache.policy import CachePolicy, Fp8, Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 from kvtriage.stages.arms import check_applied
 from tests.unit.engines import tiny
-from tests.vllm.conftest import START_S, Serve
+from tests.vllm.conftest import KEY, START_S, Serve
 
 REQUESTS = [ScoreRequest(f"text {seed}", tiny.prompt(120, seed=seed), 20) for seed in range(3)]
 """Seven times as long as the window of 16 tokens."""
@@ -123,7 +123,7 @@ def test_servers_that_run_already_are_attached_to_and_left_running(
     folder, geometry = spec
     with serve(folder) as server:
         urls = {"bf16": server.client.url, "fp8_unit": server.client.url}
-        with AttachedFleet(urls, (folder.name,), None) as fleet:
+        with AttachedFleet(urls, (folder.name,), KEY) as fleet:
             engine = VllmEngine(geometry, load_tokenizer(folder, False), fleet, print)
             assert engine.info().server == ("attached",)
             here, there = mean_nll(embedded, arms[0])[0], mean_nll(engine, arms[0])[0]

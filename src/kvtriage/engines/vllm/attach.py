@@ -84,6 +84,10 @@ class AttachedFleet:
             self._served[name] = served
         return self._served[name]
 
+    def has_ended(self, arm: Arm) -> bool:
+        """Nobody tells of somebody else's server."""
+        return False
+
     def restart(self, arm: Arm) -> None:
         """Somebody else's server may come back by itself: it is asked anew."""
         self._served.pop(self._name(arm), None)

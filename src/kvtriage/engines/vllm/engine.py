@@ -212,7 +212,7 @@ class VllmEngine:
                     raise
                 self._say(f"{arm.name}: {error.message}; asking again in {pause_s:g} s")
                 time.sleep(pause_s)
-                if isinstance(error, ServerGone) or self._fleet.serve(arm).explain() is not None:
+                if isinstance(error, ServerGone) or self._fleet.has_ended(arm):
                     self._fleet.restart(arm)
                     self._cold.add(arm.name)
 
@@ -306,7 +306,7 @@ def _switch(served: Served, arm: Arm, probe: Probe) -> None:
         if not probe:
             return
         raise PolicyNotApplied(
-            f"arm {arm.name!r} needs kvtriage's extension inside the server",
+            f"arm {arm.name!r} needs kvtriage's extension inside the server, and {served.unseen}",
             hint="start the server with the command that --dry-run prints, or leave this arm out",
         )
     served.observer.probe(probe)
@@ -316,7 +316,7 @@ def _switch(served: Served, arm: Arm, probe: Probe) -> None:
 def _need_observer(served: Served, why: str) -> Observer:
     if served.observer is None:
         raise EngineError(
-            f"the server has no extension of kvtriage's, and {why}",
+            f"{served.unseen}, and {why}",
             hint="calibrate and diagnose with --engine embedded, or start the server as --dry-run prints it",
         )
     return served.observer

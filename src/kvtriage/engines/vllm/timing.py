@@ -33,8 +33,6 @@ class Stream:
 
     token_ids: tuple[int, ...]
     arrival_s: tuple[float, ...]
-    chunks: int
-    """Fewer than tokens where the server sent several at once."""
 
     @property
     def ttft_s(self) -> float:
@@ -59,11 +57,10 @@ def read_stream(pieces: Sequence[Piece], started_s: float, new_tokens: int) -> S
     """The tokens of a whole stream. Raises Unanswered for one that broke off, failed or is short."""
     tokens: list[int] = []
     arrivals: list[float] = []
-    chunks, finished = 0, False
+    finished = False
     for at_s, events in _events(pieces):
         own = [_token_ids(event) for event in events if event != _DONE]
         finished |= _DONE in events
-        chunks += sum(map(bool, own))
         new = [token for carried in own for token in carried]
         before = arrivals[-1] if arrivals else at_s
         arrivals += [before + (at_s - before) * (i + 1) / len(new) for i in range(len(new))]
@@ -73,7 +70,7 @@ def read_stream(pieces: Sequence[Piece], started_s: float, new_tokens: int) -> S
             f"a stream of {new_tokens} tokens ended after {len(tokens)}",
             hint="the server broke off; its log says more",
         )
-    return Stream(tuple(tokens), tuple(at_s - started_s for at_s in arrivals), chunks)
+    return Stream(tuple(tokens), tuple(at_s - started_s for at_s in arrivals))
 
 
 def _events(pieces: Sequence[Piece]) -> Iterator[tuple[float, list[bytes]]]:

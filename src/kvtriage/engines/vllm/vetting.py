@@ -56,6 +56,8 @@ class Vetting:
         """Everything that may be wrong with a server before the first trial. Raises EngineError."""
         for warning in (*served.warnings, *doubts(served.ranks or ())):
             self._say(f"warning: server {arm.name}: {warning}")
+        if served.unseen is not None:
+            self._say(f"warning: server {arm.name}: {served.unseen}: its scales cannot be read back")
         if served.config is not None:
             check_config(arm, served.config)
             if served.ranks is None and served.config.cache_dtype == "auto":

@@ -15,6 +15,7 @@ from kvtriage.engines.base import Arm, Readback, ScoreRequest, ScoreResponse
 from kvtriage.engines.fake import FakeTokenizer
 from kvtriage.engines.vllm.attach import AttachedFleet, read_urls
 from kvtriage.engines.vllm.engine import VllmEngine
+from kvtriage.engines.vllm.failures import Unanswered
 from kvtriage.errors import EngineError, PolicyNotApplied, StudyError
 from kvtriage.kvcache.policy import CachePolicy, Mantissa, Scaling
 from kvtriage.records.case import Evidence, ScoreTrial, TimingTrial, Trial
@@ -99,8 +100,28 @@ def test_a_server_without_the_extension_is_measured_and_said_to_be(
         assert engine.info().readback is readback
         with engine.open(UNIT) as session:
             assert session.score(ScoreRequest("x", tuple(range(20)), 10)).nll
-        with pytest.raises(EngineError, match="no extension"):
+        with pytest.raises(EngineError, match="development endpoints are off, and ranges are observed inside"):
             engine.observe([list(range(20))], (0,), lambda done, total: None)
+
+
+def test_an_extension_that_fails_is_not_taken_for_none(tmp_path: Path) -> None:
+    broken = player(tmp_path, "bfloat16")
+    broken.faults.status = {"/collective_rpc": [500] * 9}
+    with attached(broken) as engine, pytest.raises(Unanswered, match=r"extension failed at kvtriage_layers: .*planted"):
+        engine.info()
+
+
+@pytest.mark.parametrize(
+    ("lacks", "says"),
+    [
+        ({"extension": False}, "server bf16: the server's development endpoints are off"),
+        ({"methods": False}, "server bf16: the server runs without kvtriage's extension"),
+    ],
+)
+def test_what_a_server_lacks_is_said(tmp_path: Path, lacks: dict[str, bool], says: str) -> None:
+    said: list[str] = []
+    with attached(player(tmp_path, "bfloat16", **lacks), say=said.append) as engine, engine.open(BF16):
+        assert any(says in line for line in said)
 
 
 @pytest.mark.parametrize(
