@@ -101,6 +101,14 @@ class EngineInfo:
     """What all arms' servers were started with, what a policy says aside."""
     arms: frozenset[str] | None = None
     """The only arms that this engine answers for; None for any."""
+    repeat: str = "chunks"
+    """How it repeats an arm with a `prefill_chunk`: as asked, or in other 'batches'."""
+    rounding: str = "nearest"
+    """To E4M3: 'nearest' or 'towards zero'."""
+    probe_numerics: str | None = None
+    """What its probes round, where that is not what `numerics` says of the arms."""
+    mixed_backends: bool = False
+    """Whether arms may run on another attention backend than `backend`."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +139,10 @@ class Applied:
     """[H], each the largest of its KV head's group; empty where Q is not quantised."""
     pool: Pool | None = None
     """None where the cache grows with what is asked."""
+    backend: str | None = None
+    """The attention that reads it; None where it is the engine's own, or is not shown."""
+    numerics: str | None = None
+    """What that backend rounds; None for what the engine says of all arms."""
 
 
 @dataclass(frozen=True)

@@ -202,6 +202,14 @@ class Conditions(_Part, frozen=True):
     could not be read back; 'none': neither could."""
     server: tuple[str, ...] = ()
     """Arguments that all arms' servers share; those of an arm follow from its policy."""
+    repeat: str = "chunks"
+    """How BF16 is repeated: 'chunks' of a prefill, or in other 'batches' where a server's steps are its own affair."""
+    rounding: str = "nearest"
+    """To E4M3: 'nearest' or 'towards zero'."""
+    probe_numerics: str | None = None
+    """What probes and the scale-free bound round, where that is not what `numerics` says of the arms."""
+    mixed_backends: bool = False
+    """Whether arms may run on another attention backend than BF16, because the user allowed it."""
 
 
 class ArmRecord(_Part, frozen=True):
@@ -272,6 +280,8 @@ class PoolTrial(_Part, frozen=True, tag="pool"):
     max_concurrency: float
     memory_bytes: int | None
     conditions: str
+    backend: str | None = None
+    """The attention backend that reads it; None where the server does not show it."""
 
 
 Trial = ScoreTrial | TimingTrial | CapacityTrial | PoolTrial

@@ -70,6 +70,10 @@ def study_conditions(plan: Plan, scales: ScaleRecord, sensitivities: Sensitiviti
         kl_top_k=info.kl_top_k,
         readback=info.readback,
         server=info.server,
+        repeat=info.repeat,
+        rounding=info.rounding,
+        probe_numerics=info.probe_numerics,
+        mixed_backends=info.mixed_backends,
     )
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kvtriage.engines.base import Arm, Engine, Pool, ScoreResponse, Session
+from kvtriage.engines.base import Applied, Arm, Engine, ScoreResponse, Session
 from kvtriage.errors import EngineError
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import capacity_tokens, price_policy
@@ -93,8 +93,9 @@ class Measuring:
             )
         )
 
-    def add_pool(self, arm: Arm, pool: Pool | None) -> None:
+    def add_pool(self, arm: Arm, applied: Applied) -> None:
         """Once per arm: what its first server reserved."""
+        pool = applied.pool
         if pool is None:
             return
         trial = PoolTrial(
@@ -105,6 +106,7 @@ class Measuring:
             max_concurrency=pool.max_concurrency,
             memory_bytes=pool.memory_bytes,
             conditions=self.conditions,
+            backend=applied.backend,
         )
         if not any(isinstance(t, PoolTrial) and t.arm == arm.name for t in self.trials):
             self.add(trial)

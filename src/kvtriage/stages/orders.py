@@ -41,13 +41,13 @@ def item_by_item(
 ) -> None:
     """All arms are checked before the first trial. `arms` begin with the baseline. Times are always taken in turn: this
     machine's clock serves one stream best."""
-    pools = {}
+    shown = {}
     for arm in arms:
         with run.engine.open(arm) as session:
             check(arm, session)
-            pools[arm.name] = session.applied().pool
+            shown[arm.name] = session.applied()
     for arm in arms:
-        run.add_pool(arm, pools[arm.name])
+        run.add_pool(arm, shown[arm.name])
     _score_items(run, items, arms, across)
     _time_shapes(run, split, timed)
 
@@ -111,7 +111,7 @@ def arm_by_arm(
             continue
         with run.engine.open(arm) as session:
             check(arm, session)
-            run.add_pool(arm, session.applied().pool)
+            run.add_pool(arm, session.applied())
             for item, response in _answers(run, session, arm, asked):
                 if arm is baseline:
                     references[_key(item)] = response

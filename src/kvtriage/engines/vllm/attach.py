@@ -67,6 +67,10 @@ class AttachedFleet:
         return ("attached",)
 
     @property
+    def sets_steps(self) -> bool:
+        return False
+
+    @property
     def devices(self) -> int:
         return 1
 

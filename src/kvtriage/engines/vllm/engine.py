@@ -7,6 +7,7 @@ again. What was answered once is never asked twice, and half an answer is never 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import os
@@ -29,6 +30,7 @@ from kvtriage.engines.base import (
 from kvtriage.engines.vllm.failures import ServerGone, Unanswered
 from kvtriage.engines.vllm.fleet import Fleet, Served
 from kvtriage.engines.vllm.observer import Observer, Probe
+from kvtriage.engines.vllm.readback import backend_of_layers, numerics_of_layers, rounding_of_layers
 from kvtriage.engines.vllm.recipe import probe_of, served_policy
 from kvtriage.engines.vllm.scoring import KL_TOP_K, new_salt, read_score, score_body
 from kvtriage.engines.vllm.timing import Stream, closed_loop, mean_steps, stream_body
@@ -44,6 +46,14 @@ __all__ = ["PATIENCE_S", "VllmEngine", "VllmSession"]
 PATIENCE_S = (0.5, 2.0, 8.0)
 """Pauses before a failed request is sent again, seconds; after the last it is given up."""
 _WARM_UP_TOKENS = 2
+_COMPANY = 3
+"""Sequences that are decoded beside a score that is to be repeated in another batch."""
+_COMPANY_PROMPT = 16
+"""Tokens that each of them reads."""
+_COMPANY_TOKENS = 256
+"""More than they get to decode: they are called off when the score is there."""
+_COMPANY_LEAD_S = 0.05
+"""They are sent so much earlier, so that they decode already."""
 
 _T = TypeVar("_T")
 
@@ -58,12 +68,16 @@ class VllmEngine:
         fleet: Fleet,
         say: Callable[[str], None],
         patience_s: Sequence[float] = PATIENCE_S,
+        *,
+        mixed_backends: bool = False,
     ) -> None:
+        """mixed_backends: whether arms may run on another attention backend than BF16."""
         self._spec = spec
         self._tokenizer = tokenizer
         self._fleet = fleet
         self._say = say
         self._patience_s = tuple(patience_s)
+        self._mixed_backends = mixed_backends
         self._info: EngineInfo | None = None
         self._vetting = Vetting(spec, tokenizer, say, self._native_dtype)
         self._cold: set[str] = set()
@@ -163,7 +177,11 @@ class VllmEngine:
         return self.persist(self._native(), work)
 
     def score(self, arm: Arm, request: ScoreRequest) -> ScoreResponse:
-        return self.persist(arm, lambda served: _score(served, request))
+        """An arm to be repeated in pieces on a server whose steps are its own affair is scored in company instead."""
+        alone = arm.prefill_chunk is None or self._fleet.sets_steps
+        return self.persist(
+            arm, lambda served: _score(served, request) if alone else _score_in_company(served, request)
+        )
 
     def _probed(self, arm: Arm, request: ScoreRequest) -> ScoreResponse:
         """`arm` rounded by the extension, even where a server could store it: no new server is started."""
@@ -239,26 +257,27 @@ class VllmEngine:
         return UNKNOWN if served.config is None else served.config.cache_dtype
 
     def _learn(self, served: Served) -> EngineInfo:
-        layers = [layer for rank in served.ranks or () for layer in rank]
-        backends = sorted({layer.backend_name or layer.backend for layer in layers})
-        backend = "+".join(backends) or served.log_backend or UNKNOWN
+        ranks = served.ranks or ()
         device = served.facts.get("gpus") or served.facts.get("device") or UNKNOWN
-        # Of a backend that takes Q in FP8 the probabilities are in FP8 too (FlashAttention 3, Triton).
-        quantizes = bool(layers) and all(layer.takes_quantized_q for layer in layers)
+        numerics = numerics_of_layers(ranks)
         return EngineInfo(
             name="vllm",
             version=served.version,
             device=str(device),
-            backend=backend,
-            numerics="attention" if quantizes else "storage",
+            backend=backend_of_layers(ranks) or served.log_backend or UNKNOWN,
+            numerics=numerics,
             compute_dtype=str(served.facts.get("dtype", UNKNOWN)),
             native_dtype=self._native_dtype(),
             threads=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-            per_head_scales=all(layer.per_head_scales is not False for layer in layers),
+            per_head_scales=all(layer.per_head_scales is not False for rank in ranks for layer in rank),
             kl_top_k=KL_TOP_K,
             readback=self._readback(),
             server=self._fleet.server_args,
             arms=self._fleet.arms,
+            repeat="chunks" if self._fleet.sets_steps else "batches",
+            rounding=rounding_of_layers(ranks),
+            probe_numerics=None if numerics == "storage" else "storage",
+            mixed_backends=self._mixed_backends,
         )
 
     def _readback(self) -> Readback:
@@ -296,6 +315,26 @@ class VllmSession:
 def _score(served: Served, request: ScoreRequest) -> ScoreResponse:
     body = score_body(served.model, request, KL_TOP_K, new_salt())
     return read_score(request, served.client.post_json("/v1/completions", body))
+
+
+def _score_in_company(served: Served, request: ScoreRequest) -> ScoreResponse:
+    """The same text while other sequences are decoded: it shares its steps with them, and is rounded otherwise."""
+    text = request.token_ids[:_COMPANY_PROMPT]
+    count = min(_COMPANY_TOKENS, (served.longest or _COMPANY_TOKENS) - len(text))
+    others = [stream_body(served.model, text, count, new_salt()) for _ in range(_COMPANY)]
+    body = score_body(served.model, request, KL_TOP_K, new_salt())
+
+    async def work() -> object:
+        company = [asyncio.ensure_future(served.client.post("/v1/completions", {**o, "stream": False})) for o in others]
+        try:
+            await asyncio.sleep(_COMPANY_LEAD_S)
+            return await served.client.post("/v1/completions", body)
+        finally:
+            for one in company:
+                one.cancel()
+            await asyncio.gather(*company, return_exceptions=True)
+
+    return read_score(request, served.client.run(work()))
 
 
 def _switch(served: Served, arm: Arm, probe: Probe) -> None:

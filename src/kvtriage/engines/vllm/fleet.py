@@ -69,6 +69,11 @@ class Fleet(Protocol):
     @property
     def server_args(self) -> tuple[str, ...]: ...
 
+    @property
+    def sets_steps(self) -> bool:
+        """Whether a server is given the length of its prefill steps, where an arm asks for one."""
+        ...
+
     def show(self, arm: Arm) -> str:
         """The arm's server in one line: the command that starts it, or where it is."""
         ...
@@ -196,6 +201,10 @@ class LaunchedFleet:
     @property
     def server_args(self) -> tuple[str, ...]:
         return self._options.engine_args
+
+    @property
+    def sets_steps(self) -> bool:
+        return True
 
     @property
     def devices(self) -> int:

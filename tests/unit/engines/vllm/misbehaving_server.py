@@ -99,6 +99,7 @@ class Player:
     version: str = "0.32.0"
     gpus: str | None = None
     quantizes_q: bool = False
+    backend: str = "FAKE_ATTN"
     extension: bool = True
     methods: bool = True
     """Whether its workers have the extension's methods, where there are development endpoints at all."""
@@ -175,7 +176,7 @@ class Player:
             "v_scale": own.get("v", [1.0]),
             "q_scale": own.get("q", [1.0]),
             "backend": "fake.Backend",
-            "backend_name": "FAKE_ATTN",
+            "backend_name": self.backend,
             "per_head_scales": True,
             "quantizes_q": fp8 and self.quantizes_q,
             "takes_quantized_q": self.quantizes_q,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,13 +39,16 @@ def player(folder: Path, dtype: str, **how: bool) -> Player:
 
 @contextlib.contextmanager
 def attached(
-    *players: Player, names: tuple[str, ...] = ("tiny",), say: Callable[[str], None] = lambda line: None
+    *players: Player,
+    names: tuple[str, ...] = ("tiny",),
+    say: Callable[[str], None] = lambda line: None,
+    mixed_backends: bool = False,
 ) -> Iterator[VllmEngine]:
     with contextlib.ExitStack() as stack:
         urls = [stack.enter_context(playing(p)) for p in players]
         fleet = AttachedFleet(dict(zip(("bf16", "fp8_unit"), urls, strict=False)), names, None)
         stack.enter_context(fleet)
-        yield VllmEngine(SPEC, FakeTokenizer(), fleet, say, patience_s=())
+        yield VllmEngine(SPEC, FakeTokenizer(), fleet, say, patience_s=(), mixed_backends=mixed_backends)
 
 
 def test_urls_are_given_by_arm() -> None:
@@ -251,6 +255,43 @@ def test_arms_are_compared_on_equal_servers(tmp_path: Path, change: dict[str, st
     refused = contextlib.nullcontext() if says is None else pytest.raises(EngineError, match=says)
     with attached(native, stored) as engine, engine.open(BF16), refused, engine.open(UNIT):
         pass
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_arms_on_other_attention_backends_are_compared_only_where_the_user_says_so(
+    tmp_path: Path, allowed: bool
+) -> None:
+    native, stored = player(tmp_path, "bfloat16"), player(tmp_path, "fp8", quantizes_q=True)
+    stored.backend = "FLASH_ATTN, FA3"
+    refused = (
+        contextlib.nullcontext() if allowed else pytest.raises(PolicyNotApplied, match=r"on the .*, FA3, and BF16")
+    )
+    with attached(native, stored, mixed_backends=allowed) as engine, engine.open(UNIT) as session:
+        info, applied = engine.info(), session.applied()
+        assert (info.mixed_backends, info.backend, info.numerics) == (allowed, "FAKE_ATTN", "storage")
+        assert (applied.backend, applied.numerics) == ("FLASH_ATTN, FA3", "attention")
+        with refused:
+            check_applied(UNIT, applied, info, SPEC)
+
+
+def test_a_repeat_on_somebody_elses_server_is_read_in_the_company_of_others(tmp_path: Path) -> None:
+    """Its steps cannot be set: alone and at once it would be BF16 to the bit, and the noise floor zero."""
+    one = player(tmp_path, "bfloat16")
+    request = ScoreRequest("x", tuple(range(20)), 10)
+    repeat = dataclasses.replace(BF16, name="bf16_repeat", prefill_chunk=192)
+    with attached(one) as engine:
+        assert engine.info().repeat == "batches"
+        scored = []
+        for arm in (BF16, repeat):
+            with engine.open(arm) as session:
+                one.bodies.clear()
+                scored.append(session.score(request).nll)
+                asked = [body for body in one.bodies if "prompt" in body]
+                company = [body for body in asked if "prompt_logprobs" not in body]
+                assert len(asked) - len(company) == 1
+                assert len(company) == (3 if arm is repeat else 0)
+                assert len({body["cache_salt"] for body in asked}) == len(asked)
+    assert scored[0] == scored[1]
 
 
 def test_a_server_of_another_arm_is_refused(tmp_path: Path) -> None:

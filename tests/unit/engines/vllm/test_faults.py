@@ -14,7 +14,7 @@ from kvtriage.engines.base import Arm
 from kvtriage.engines.vllm.failures import Refused
 from kvtriage.errors import EngineError, KvtriageError, NonFinite, PolicyNotApplied
 from kvtriage.kvcache.policy import CachePolicy
-from kvtriage.records.case import Evidence, ScaleRecord, ScoreTrial, Sensitivities, TimingTrial, Trial
+from kvtriage.records.case import Evidence, PoolTrial, ScaleRecord, ScoreTrial, Sensitivities, TimingTrial, Trial
 from kvtriage.stages.ablate import ablate
 from tests.unit.engines.vllm.fleets import Stable
 from tests.unit.engines.vllm.misbehaving_server import STALL_S, Faults
@@ -205,6 +205,7 @@ def test_what_was_read_back_is_said(undisturbed: Study) -> None:
 def test_capacities_are_those_the_server_reports(undisturbed: Study) -> None:
     pools = [trial for trial in undisturbed.trials if type(trial).__name__ == "PoolTrial"]
     assert len(pools) == len({trial.arm for trial in pools}) == 9
+    assert {trial.backend for trial in pools if isinstance(trial, PoolTrial)} == {"FAKE_ATTN"}
 
 
 def test_the_conditions_say_how_kl_was_counted(undisturbed: Study, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ PER_HEAD = ScaleSet(
     ),
 )
 PER_TENSOR = ScaleSet(Scaling.PER_TENSOR, tuple(LayerScales(i, (0.5,), (0.25,), (0.125,)) for i in range(COUNT)))
-INFO = EngineInfo("vllm", "0.32.0", "cpu", "X", "storage", "float32", "bfloat16", 1, True)
+INFO = EngineInfo("vllm", "0.32.0", "cpu", "fake.Backend", "storage", "float32", "bfloat16", 1, True)
 
 
 def native(layer_idx: int) -> LiveLayer:
