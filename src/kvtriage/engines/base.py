@@ -12,7 +12,7 @@ import enum
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kvtriage.errors import PolicyNotApplied
 from kvtriage.fp8.scales import ScaleSet, SubOctaves
@@ -21,6 +21,7 @@ from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling
 from kvtriage.kvcache.spec import CacheSpec
 
 __all__ = [
+    "Answered",
     "Applied",
     "Arm",
     "Distribution",
@@ -33,6 +34,7 @@ __all__ = [
     "ScoreRequest",
     "ScoreResponse",
     "Session",
+    "TakesLoad",
     "Tokenizer",
     "check_arm",
 ]
@@ -199,6 +201,25 @@ class Session(Protocol):
 
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
         """Greedy decoding of prompts of one length. Raises NonFinite."""
+        ...
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Raw times of one request of an open loop, seconds."""
+
+    ttft_s: float
+    """From when it was due to its first token."""
+    token_s: tuple[float, ...]
+    """Of each token after the first: [new tokens − 1]."""
+
+
+@runtime_checkable
+class TakesLoad(Protocol):
+    """A session of an engine that takes requests while others run."""
+
+    def load(self, prompts: Sequence[Sequence[int]], due_s: Sequence[float], new_tokens: int) -> tuple[Answered, ...]:
+        """Each prompt when it is due, seconds from now, whatever the others do; in their order. Raises NonFinite."""
         ...
 
 

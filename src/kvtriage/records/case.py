@@ -22,6 +22,7 @@ __all__ = [
     "HeldOutRow",
     "LayerGeometry",
     "LayerScalesRecord",
+    "LoadTrial",
     "ModelRef",
     "Plan",
     "PoolTrial",
@@ -284,7 +285,28 @@ class PoolTrial(_Part, frozen=True, tag="pool"):
     """The attention backend that reads it; None where the server does not show it."""
 
 
-Trial = ScoreTrial | TimingTrial | CapacityTrial | PoolTrial
+class LoadTrial(_Part, frozen=True, tag="load"):
+    """Requests of one open loop after warm-up, each sent when it was due whatever the others did; raw seconds."""
+
+    arm: str
+    request_rate: float
+    """Asked for, requests a second on average."""
+    context_len: int
+    due_s: tuple[float, ...]
+    """When each was due, from the start of the loop."""
+    ttft_s: tuple[float, ...]
+    """Of each, from when it was due: a server that falls behind is not flattered."""
+    token_s: tuple[tuple[float, ...], ...]
+    conditions: str
+
+    @property
+    def achieved_rate(self) -> float:
+        """Requests answered to their end a second, from the start of the loop to the last token."""
+        whole = zip(self.due_s, self.ttft_s, self.token_s, strict=True)
+        return len(self.due_s) / max(due + first + sum(steps) for due, first, steps in whole)
+
+
+Trial = ScoreTrial | TimingTrial | CapacityTrial | PoolTrial | LoadTrial
 
 
 class Evidence(_Record, frozen=True):

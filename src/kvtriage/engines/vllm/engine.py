@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from kvtriage.engines.base import (
+    Answered,
     Applied,
     Arm,
     EngineInfo,
@@ -33,7 +34,7 @@ from kvtriage.engines.vllm.observer import Observer, Probe
 from kvtriage.engines.vllm.readback import backend_of_layers, numerics_of_layers, rounding_of_layers
 from kvtriage.engines.vllm.recipe import probe_of, served_policy
 from kvtriage.engines.vllm.scoring import KL_TOP_K, new_salt, read_score, score_body
-from kvtriage.engines.vllm.timing import Stream, closed_loop, mean_steps, stream_body
+from kvtriage.engines.vllm.timing import closed_loop, mean_steps, open_loop, stream_body
 from kvtriage.engines.vllm.vetting import UNKNOWN, Vetting
 from kvtriage.errors import BadInput, EngineError, PolicyNotApplied
 from kvtriage.fp8.scales import ScaleSet
@@ -188,16 +189,9 @@ class VllmEngine:
         return self.persist(self._native(), lambda served: _score(served, request), probe_of(arm))
 
     def generate(self, arm: Arm, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
-        def stream(served: Served, count: int) -> list[Stream]:
-            bodies = [stream_body(served.model, prompt, count, new_salt()) for prompt in prompts]
-            return closed_loop(served.client, bodies, len(bodies))
-
         def ask(served: Served) -> Generation:
-            if arm.name in self._cold:
-                # Its caller warmed up the server that died.
-                stream(served, _WARM_UP_TOKENS)
-                self._cold.discard(arm.name)
-            streams = stream(served, new_tokens)
+            self._warm_up(arm, served, prompts)
+            streams = closed_loop(served.client, _bodies(served, prompts, new_tokens), len(prompts))
             ttft_s, token_s = mean_steps(streams)
             return Generation(
                 token_ids=tuple(stream.token_ids for stream in streams),
@@ -208,6 +202,24 @@ class VllmEngine:
             )
 
         return self.persist(arm, ask)
+
+    def load(
+        self, arm: Arm, prompts: Sequence[Sequence[int]], due_s: Sequence[float], new_tokens: int
+    ) -> tuple[Answered, ...]:
+        """All anew where one of them failed: a loop with a gap in it is another loop."""
+
+        def ask(served: Served) -> tuple[Answered, ...]:
+            self._warm_up(arm, served, prompts[:1])
+            streams = open_loop(served.client, _bodies(served, prompts, new_tokens), due_s)
+            return tuple(Answered(stream.ttft_s, stream.token_s) for stream in streams)
+
+        return self.persist(arm, ask)
+
+    def _warm_up(self, arm: Arm, served: Served, prompts: Sequence[Sequence[int]]) -> None:
+        """A server that came back: its caller warmed up the one that died."""
+        if arm.name in self._cold:
+            closed_loop(served.client, _bodies(served, prompts, _WARM_UP_TOKENS), len(prompts))
+            self._cold.discard(arm.name)
 
     def applied(self, arm: Arm) -> Applied:
         """Asked anew each time: what acts now."""
@@ -305,11 +317,23 @@ class VllmSession:
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
         if len({len(prompt) for prompt in prompts}) != 1:
             raise BadInput("prompts of different lengths in one batch", hint="time one context length at a time")
+        self._check_timed()
+        return self._engine.generate(self._arm, prompts, new_tokens)
+
+    def load(self, prompts: Sequence[Sequence[int]], due_s: Sequence[float], new_tokens: int) -> tuple[Answered, ...]:
+        """See engines.base.TakesLoad."""
+        self._check_timed()
+        return self._engine.load(self._arm, prompts, due_s, new_tokens)
+
+    def _check_timed(self) -> None:
         if served_policy(self._arm.policy) != self._arm.policy:
             raise PolicyNotApplied(
                 f"arm {self._arm.name!r} is a probe and cannot be timed", hint="time storable policies only"
             )
-        return self._engine.generate(self._arm, prompts, new_tokens)
+
+
+def _bodies(served: Served, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[dict[str, object]]:
+    return [stream_body(served.model, prompt, new_tokens, new_salt()) for prompt in prompts]
 
 
 def _score(served: Served, request: ScoreRequest) -> ScoreResponse:

@@ -38,6 +38,11 @@ class Stream:
     def ttft_s(self) -> float:
         return self.arrival_s[0]
 
+    @property
+    def token_s(self) -> tuple[float, ...]:
+        """Of each token after the first, seconds."""
+        return tuple(after - before for before, after in itertools.pairwise(self.arrival_s))
+
 
 def stream_body(model: str, prompt: Sequence[int], new_tokens: int, salt: str) -> dict[str, Any]:
     """What is posted for a greedy generation of exactly `new_tokens`. A salt of its own keeps the prefix cache out."""

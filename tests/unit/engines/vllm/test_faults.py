@@ -14,14 +14,25 @@ from kvtriage.engines.base import Arm
 from kvtriage.engines.vllm.failures import Refused
 from kvtriage.errors import EngineError, KvtriageError, NonFinite, PolicyNotApplied
 from kvtriage.kvcache.policy import CachePolicy
-from kvtriage.records.case import Evidence, PoolTrial, ScaleRecord, ScoreTrial, Sensitivities, TimingTrial, Trial
+from kvtriage.records.case import (
+    Evidence,
+    LoadTrial,
+    PoolTrial,
+    ScaleRecord,
+    ScoreTrial,
+    Sensitivities,
+    TimingTrial,
+    Trial,
+)
 from kvtriage.stages.ablate import ablate
 from tests.unit.engines.vllm.fleets import Stable
 from tests.unit.engines.vllm.misbehaving_server import STALL_S, Faults
 from tests.unit.stages.fake_case import STUDY, FakeCase, silent
 
 COMPLETIONS = "/v1/completions"
-SMALL = msgspec.structs.replace(STUDY, items_per_bucket=2, latency_contexts=(32,), latency_repeats=1)
+SMALL = msgspec.structs.replace(
+    STUDY, items_per_bucket=2, latency_contexts=(32,), latency_repeats=1, request_rates=(200.0,), requests_per_rate=3
+)
 
 
 @dataclass
@@ -64,6 +75,8 @@ def keys(trials: list[Trial]) -> Counter[tuple[object, ...]]:
                 found["score", trial.arm, trial.task, trial.item_id] += 1
             case TimingTrial():
                 found["timing", trial.arm, trial.phase, trial.context_len, trial.batch, trial.repeat] += 1
+            case LoadTrial():
+                found["load", trial.arm, trial.request_rate, len(trial.ttft_s)] += 1
             case _:
                 found[type(trial).__name__, trial.arm] += 1
     return found
