@@ -153,7 +153,8 @@ def check_applied(arm: Arm, applied: Applied, info: EngineInfo, spec: CacheSpec)
 
     Raises PolicyNotApplied, naming the layer.
     """
-    if applied.backend not in (None, info.backend) and not info.mixed_backends:
+    compared = info.readback is Readback.LIVE and not info.mixed_backends
+    if compared and applied.backend not in (None, info.backend):
         raise PolicyNotApplied(
             f"arm {arm.name!r} runs on the attention backend {applied.backend}, and BF16 on {info.backend}",
             hint="give all servers one (--engine-arg --attention-backend=NAME), or compare them all the same with "

@@ -160,9 +160,11 @@ class Observer:
         """Raises Missing, saying what the server lacks; Unanswered where it has the method, and the call failed."""
         try:
             return self._client.post_json(_RPC, {"method": method, "args": list(args)})
-        except Missing as error:
+        except Refused as error:
+            # A gateway in front of somebody's server may let /v1 through and nothing else.
+            why = "are off" if isinstance(error, Missing) else "are not open to kvtriage"
             raise Missing(
-                "the server's development endpoints are off",
+                f"the server's development endpoints {why}",
                 hint="start it with VLLM_SERVER_DEV_MODE=1 and --worker-extension-cls, as --dry-run prints it",
             ) from error
         except Unanswered as error:

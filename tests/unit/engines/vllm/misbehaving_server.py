@@ -103,6 +103,8 @@ class Player:
     extension: bool = True
     methods: bool = True
     """Whether its workers have the extension's methods, where there are development endpoints at all."""
+    forbidden: bool = False
+    """Whether a gateway in front lets nothing but /v1 through."""
     metrics: bool = True
     max_model_len: int = 2048
     tokens_per_chunk: int = 1
@@ -296,6 +298,9 @@ class _Handler(BaseHTTPRequestHandler):
             return True
         if (player.token is not None or player.gated) and self.headers.get("Authorization") != f"Bearer {player.token}":
             self._json({"error": {"message": "Unauthorized"}}, 401)
+            return False
+        if player.forbidden and not path.startswith("/v1/"):
+            self._json({"message": "Forbidden"}, 403)
             return False
         if status is not None:
             self._json({"error": {"message": "a planted fault"}}, status)

@@ -120,6 +120,8 @@ def test_an_extension_that_fails_is_not_taken_for_none(tmp_path: Path) -> None:
     [
         ({"extension": False}, "server bf16: the server's development endpoints are off"),
         ({"methods": False}, "server bf16: the server runs without kvtriage's extension"),
+        ({"forbidden": True}, "server bf16: the server's development endpoints are not open to kvtriage"),
+        ({"metrics": False}, "server bf16: /metrics does not tell the size of its cache"),
     ],
 )
 def test_what_a_server_lacks_is_said(tmp_path: Path, lacks: dict[str, bool], says: str) -> None:
@@ -255,6 +257,13 @@ def test_arms_are_compared_on_equal_servers(tmp_path: Path, change: dict[str, st
     refused = contextlib.nullcontext() if says is None else pytest.raises(EngineError, match=says)
     with attached(native, stored) as engine, engine.open(BF16), refused, engine.open(UNIT):
         pass
+
+
+def test_backends_are_compared_where_both_can_be_seen(tmp_path: Path) -> None:
+    native, stored = player(tmp_path, "bfloat16", extension=False), player(tmp_path, "fp8")
+    with attached(native, stored) as engine, engine.open(UNIT) as session:
+        assert (engine.info().backend, session.applied().backend) == ("unknown", "FAKE_ATTN")
+        check_applied(UNIT, session.applied(), engine.info(), SPEC)
 
 
 @pytest.mark.parametrize("allowed", [False, True])
