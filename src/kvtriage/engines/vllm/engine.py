@@ -7,7 +7,6 @@ again. What was answered once is never asked twice, and half an answer is never 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import os
@@ -28,13 +27,14 @@ from kvtriage.engines.base import (
     Tokenizer,
     check_arm,
 )
+from kvtriage.engines.vllm.asking import need_observer, score, score_in_company, stream_bodies, switch_probe
 from kvtriage.engines.vllm.failures import ServerGone, Unanswered
 from kvtriage.engines.vllm.fleet import Fleet, Served
 from kvtriage.engines.vllm.observer import Observer, Probe
 from kvtriage.engines.vllm.readback import backend_of_layers, numerics_of_layers, rounding_of_layers
 from kvtriage.engines.vllm.recipe import probe_of, served_policy
-from kvtriage.engines.vllm.scoring import KL_TOP_K, new_salt, read_score, score_body
-from kvtriage.engines.vllm.timing import closed_loop, mean_steps, open_loop, stream_body
+from kvtriage.engines.vllm.scoring import KL_TOP_K
+from kvtriage.engines.vllm.timing import closed_loop, mean_steps, open_loop
 from kvtriage.engines.vllm.vetting import UNKNOWN, Vetting
 from kvtriage.errors import BadInput, EngineError, PolicyNotApplied
 from kvtriage.fp8.scales import ScaleSet
@@ -47,14 +47,6 @@ __all__ = ["PATIENCE_S", "VllmEngine", "VllmSession"]
 PATIENCE_S = (0.5, 2.0, 8.0)
 """Pauses before a failed request is sent again, seconds; after the last it is given up."""
 _WARM_UP_TOKENS = 2
-_COMPANY = 3
-"""Sequences that are decoded beside a score that is to be repeated in another batch."""
-_COMPANY_PROMPT = 16
-"""Tokens that each of them reads."""
-_COMPANY_TOKENS = 256
-"""More than they get to decode: they are called off when the score is there."""
-_COMPANY_LEAD_S = 0.05
-"""They are sent so much earlier, so that they decode already."""
 
 _T = TypeVar("_T")
 
@@ -162,12 +154,12 @@ class VllmEngine:
         """All prompts in one go: what an interrupted one gathered is thrown away, and it starts anew."""
 
         def work(served: Served) -> _T:
-            observer = _need_observer(served, "ranges are observed inside the server")
+            observer = need_observer(served, "ranges are observed inside the server")
             observer.start(edges, candidates)
             try:
                 for done, prompt in enumerate(prompts):
                     progress(done, len(prompts))
-                    closed_loop(served.client, [stream_body(served.model, prompt, 1, new_salt())], 1)
+                    closed_loop(served.client, stream_bodies(served, [prompt], 1), 1)
                 found = read(observer)
             finally:
                 with contextlib.suppress(EngineError):
@@ -180,18 +172,16 @@ class VllmEngine:
     def score(self, arm: Arm, request: ScoreRequest) -> ScoreResponse:
         """An arm to be repeated in pieces on a server whose steps are its own affair is scored in company instead."""
         alone = arm.prefill_chunk is None or self._fleet.sets_steps
-        return self.persist(
-            arm, lambda served: _score(served, request) if alone else _score_in_company(served, request)
-        )
+        return self.persist(arm, lambda served: score(served, request) if alone else score_in_company(served, request))
 
     def _probed(self, arm: Arm, request: ScoreRequest) -> ScoreResponse:
         """`arm` rounded by the extension, even where a server could store it: no new server is started."""
-        return self.persist(self._native(), lambda served: _score(served, request), probe_of(arm))
+        return self.persist(self._native(), lambda served: score(served, request), probe_of(arm))
 
     def generate(self, arm: Arm, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
         def ask(served: Served) -> Generation:
             self._warm_up(arm, served, prompts)
-            streams = closed_loop(served.client, _bodies(served, prompts, new_tokens), len(prompts))
+            streams = closed_loop(served.client, stream_bodies(served, prompts, new_tokens), len(prompts))
             ttft_s, token_s = mean_steps(streams)
             return Generation(
                 token_ids=tuple(stream.token_ids for stream in streams),
@@ -210,7 +200,7 @@ class VllmEngine:
 
         def ask(served: Served) -> tuple[Answered, ...]:
             self._warm_up(arm, served, prompts[:1])
-            streams = open_loop(served.client, _bodies(served, prompts, new_tokens), due_s)
+            streams = open_loop(served.client, stream_bodies(served, prompts, new_tokens), due_s)
             return tuple(Answered(stream.ttft_s, stream.token_s) for stream in streams)
 
         return self.persist(arm, ask)
@@ -218,7 +208,7 @@ class VllmEngine:
     def _warm_up(self, arm: Arm, served: Served, prompts: Sequence[Sequence[int]]) -> None:
         """A server that came back: its caller warmed up the one that died."""
         if arm.name in self._cold:
-            closed_loop(served.client, _bodies(served, prompts, _WARM_UP_TOKENS), len(prompts))
+            closed_loop(served.client, stream_bodies(served, prompts, _WARM_UP_TOKENS), len(prompts))
             self._cold.discard(arm.name)
 
     def applied(self, arm: Arm) -> Applied:
@@ -253,10 +243,10 @@ class VllmEngine:
         if arm.name not in served.checked:
             if served.probing is None and served.observer is not None:
                 served.observer.stop()
-            _switch(served, arm, own)
+            switch_probe(served, arm, own)
             self._vetting.vet(arm, served)
             served.checked.add(arm.name)
-        _switch(served, arm, own if probe is None else probe)
+        switch_probe(served, arm, own if probe is None else probe)
         return served
 
     def _native(self) -> Arm:
@@ -330,56 +320,3 @@ class VllmSession:
             raise PolicyNotApplied(
                 f"arm {self._arm.name!r} is a probe and cannot be timed", hint="time storable policies only"
             )
-
-
-def _bodies(served: Served, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[dict[str, object]]:
-    return [stream_body(served.model, prompt, new_tokens, new_salt()) for prompt in prompts]
-
-
-def _score(served: Served, request: ScoreRequest) -> ScoreResponse:
-    body = score_body(served.model, request, KL_TOP_K, new_salt())
-    return read_score(request, served.client.post_json("/v1/completions", body))
-
-
-def _score_in_company(served: Served, request: ScoreRequest) -> ScoreResponse:
-    """The same text while other sequences are decoded: it shares its steps with them, and is rounded otherwise."""
-    text = request.token_ids[:_COMPANY_PROMPT]
-    count = min(_COMPANY_TOKENS, (served.longest or _COMPANY_TOKENS) - len(text))
-    others = [stream_body(served.model, text, count, new_salt()) for _ in range(_COMPANY)]
-    body = score_body(served.model, request, KL_TOP_K, new_salt())
-
-    async def work() -> object:
-        company = [asyncio.ensure_future(served.client.post("/v1/completions", {**o, "stream": False})) for o in others]
-        try:
-            await asyncio.sleep(_COMPANY_LEAD_S)
-            return await served.client.post("/v1/completions", body)
-        finally:
-            for one in company:
-                one.cancel()
-            await asyncio.gather(*company, return_exceptions=True)
-
-    return read_score(request, served.client.run(work()))
-
-
-def _switch(served: Served, arm: Arm, probe: Probe) -> None:
-    """Make the extension round `probe` and nothing else. Raises PolicyNotApplied where there is none."""
-    if served.probing == probe:
-        return
-    if served.observer is None:
-        if not probe:
-            return
-        raise PolicyNotApplied(
-            f"arm {arm.name!r} needs kvtriage's extension inside the server, and {served.unseen}",
-            hint="start the server with the command that --dry-run prints, or leave this arm out",
-        )
-    served.observer.probe(probe)
-    served.probing = probe
-
-
-def _need_observer(served: Served, why: str) -> Observer:
-    if served.observer is None:
-        raise EngineError(
-            f"{served.unseen}, and {why}",
-            hint="calibrate and diagnose with --engine embedded, or start the server as --dry-run prints it",
-        )
-    return served.observer
