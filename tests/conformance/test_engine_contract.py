@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtriage.engines.base import Arm, Engine, ScoreRequest
+from kvtriage.engines.base import Arm, Engine, ScoreRequest, TakesLoad
 from kvtriage.engines.embedded.engine import open_engine
 from kvtriage.engines.fake import FakeEngine
 from kvtriage.errors import PolicyNotApplied
@@ -196,3 +196,13 @@ def test_scales_are_checked_head_by_head(engine: Engine, scales: dict[Scaling, S
     assert len(keys) == len(found.shares) == 2 * sum(layer.num_kv_heads for layer in engine.spec.layers)
     assert all(0 <= s.saturated <= 1 and 0 <= s.below_normal <= 1 and s.amax > 0 for s in found.shares)
     assert found.tokens == 80
+
+
+def test_who_takes_load_answers_each_request_in_its_own_time(engine: Engine) -> None:
+    with engine.open(Arm("bf16", CachePolicy.native(engine.spec.num_layers))) as session:
+        if not isinstance(session, TakesLoad):
+            assert engine.info().name == "embedded", "every other engine takes requests while others run"
+            return
+        answered = session.load(PROMPTS, (0.0, 0.02), 4)
+    assert [len(one.token_s) for one in answered] == [3, 3]
+    assert all(one.ttft_s > 0 and min(one.token_s) >= 0 for one in answered)

@@ -124,6 +124,26 @@ def test_a_device_that_is_not_there(
     assert "abacus" in _refused(capsys, out, [*args, "--until", until, "--device", "abacus"])
 
 
+@pytest.mark.parametrize(("until", "code"), [("ablate", 2), ("plan", 0)])
+def test_open_loops_on_an_engine_that_answers_one_after_another(
+    capsys: pytest.CaptureFixture[str],
+    tiny_model: Path,
+    traffic: Path,
+    tmp_path: Path,
+    study_file: Path,
+    until: str,
+    code: int,
+) -> None:
+    """What comes before may be done by any engine."""
+    study, out = tmp_path / "loaded.toml", tmp_path / "case"
+    study.write_text("request_rates = [2.0]\n" + study_file.read_text())
+    args = ["run", str(tiny_model), "--data", str(traffic), "--out", str(out), "--study", str(study), "--until", until]
+    if code:
+        assert "one after another" in _refused(capsys, out, args)
+    else:
+        assert main(args) == 0
+
+
 def test_out_is_wanted(capsys: pytest.CaptureFixture[str], tiny_model: Path, traffic: Path, tmp_path: Path) -> None:
     assert "--out" in _refused(capsys, tmp_path / "case", ["run", str(tiny_model), "--data", str(traffic)])
 

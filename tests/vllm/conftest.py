@@ -38,6 +38,9 @@ CACHE = ("--kv-cache-memory-bytes", str(64 * 30 * 128 * 768))
 TEXTS = [ScoreRequest(f"text {seed}", tiny.prompt(120, seed=seed), 20) for seed in range(3)]
 """Seven times as long as the hybrid model's window of 16 tokens."""
 
+KEY = "the-key-of-servers-that-tests-attach-to"
+"""Of every server of `serve`, so that another process may be given it as its token."""
+
 Serve = Callable[..., Any]
 """(model folder, *arguments, ranks, max_model_len, stores_bf16) → a context of a server that is ready."""
 
@@ -103,7 +106,8 @@ def serve(vllm_python: str, vllm_environment: Mapping[str, str], tmp_path_factor
             "PYTHONPATH": os.pathsep.join((str(INSIDE), vllm_environment["PYTHONPATH"])),
             "VLLM_SERVER_DEV_MODE": "1",
         }
-        with launch(Recipe(command, environment), "server", Launch(logs, lambda text: None, START_S)) as server:
+        how = Launch(logs, lambda text: None, START_S, new_key=lambda: KEY)
+        with launch(Recipe(command, environment), "server", how) as server:
             yield server
 
     return served

@@ -43,6 +43,13 @@ class KeptFleet:
     def devices(self) -> int:
         return self._first.devices
 
+    @property
+    def sets_steps(self) -> bool:
+        return self._first.sets_steps
+
+    def has_ended(self, arm: Arm) -> bool:
+        return self._fleet(arm).has_ended(arm)
+
     def show(self, arm: Arm) -> str:
         return self._first.show(arm)
 

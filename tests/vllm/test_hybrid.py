@@ -17,7 +17,7 @@ from kvtriage.errors import PolicyNotApplied
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Scaling
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.stages.arms import check_applied
-from tests.vllm.conftest import TEXTS, Serve
+from tests.vllm.conftest import KEY, TEXTS, Serve
 
 BACKEND = "CPU_ATTN (kvtriage_vllm_cpu.backend.Backend)"
 TOLERANCE_NATS = 0.02
@@ -67,7 +67,7 @@ def test_servers_that_run_already_are_attached_to_and_left_running(
     with serve(folder) as server:
         urls = {"bf16": server.client.url, "fp8_unit": server.client.url}
         tokenizer = load_tokenizer(folder, False)
-        with AttachedFleet(urls, (folder.name,), None) as fleet:
+        with AttachedFleet(urls, (folder.name,), KEY) as fleet:
             engine = VllmEngine(geometry, tokenizer, fleet, print)
             assert engine.info().server == ("attached",)
             here, there = mean_nll(embedded, four_arms[0])[0], mean_nll(engine, four_arms[0])[0]

@@ -18,9 +18,10 @@ from statistics import fmean
 import pytest
 
 from kvtriage.cli.case import open_case
+from kvtriage.engines.vllm.client import TOKEN_VARIABLE
 from kvtriage.records.case import Evidence, PoolTrial, ScoreTrial, TimingTrial, Trial
 from tests.unit.engines.demo_folder import demo_folder
-from tests.vllm.conftest import CACHE, ROOT, START_S, Serve
+from tests.vllm.conftest import CACHE, KEY, ROOT, START_S, Serve
 
 STUDY = """
 buckets = [128]
@@ -94,8 +95,9 @@ def is_alive(pid: int) -> bool:
 
 
 def servers_of(kvtriage: subprocess.Popen[str]) -> list[int]:
-    """Between kvtriage and each server there is a warden."""
-    return [server for warden in children(kvtriage.pid) for server in children(warden)]
+    """Between kvtriage and each server there are two wardens."""
+    wardens = [inner for outer in children(kvtriage.pid) for inner in children(outer)]
+    return [server for inner in wardens for server in children(inner)]
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 600.0) -> None:
@@ -210,7 +212,10 @@ def test_servers_that_run_already_say_what_launched_ones_said(
     ):
         urls = (f"bf16={native.client.url}", f"fp8_per_head={per_head.client.url}")
         attached = [word for url in urls for word in ("--arm", url)]
-        said = finish(run("ablate", str(case), "--engine", "vllm", *attached, environment=vllm_environment))
+        token = {TOKEN_VARIABLE: KEY}
+        said = finish(
+            run("ablate", str(case), "--engine", "vllm", *attached, environment={**vllm_environment, **token})
+        )
         assert native.is_running
         assert per_head.is_running
     assert "fp8_per_head: 30 of 30 layers carry the scales of the file" in said

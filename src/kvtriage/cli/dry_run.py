@@ -125,7 +125,8 @@ def _render_servers(
 ) -> str:
     """A server runs from its start to the end of its arm, whether it has work or not. `start_s` None was not timed."""
     shapes = shapes_to_time(subject.plan)
-    scored, timed = len(subject.items), sum(shape.batch for shape in shapes) + shapes[0].batch
+    study, scored = subject.plan.study, len(subject.items)
+    timed = sum(shape.batch for shape in shapes) + shapes[0].batch + len(study.request_rates) * study.requests_per_rate
     seconds = sum(speed.seconds(row.cost) for row in rows) + len(arms) * (start_s or 0.0)
     hours = seconds * engine.devices / 3600
     return "\n".join(

@@ -27,6 +27,8 @@ class Servers:
     start_timeout_s: float = 1800.0
     parallel_arms: bool = False
     """Whether the servers of `arms` read each item at once."""
+    mixed_backends: bool = False
+    """Whether arms on unequal attention backends are compared all the same."""
 
 
 @dataclass(frozen=True)
@@ -68,19 +70,27 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         arms: tuple[str, ...],
         start_timeout: float,
         parallel_arms: bool,
+        mixed_backends: bool,
         **kwargs: Any,
     ) -> Any:
         servers = None
         if engine == "vllm":
-            servers = Servers(vllm_command, engine_args, arms, start_timeout, parallel_arms)
-        elif vllm_command is not None or engine_args or arms or parallel_arms:
-            raise click.UsageError("--vllm-command, --engine-arg, --arm and --parallel-arms are for --engine vllm")
+            servers = Servers(vllm_command, engine_args, arms, start_timeout, parallel_arms, mixed_backends)
+        elif vllm_command is not None or engine_args or arms or parallel_arms or mixed_backends:
+            raise click.UsageError(
+                "--vllm-command, --engine-arg, --arm, --parallel-arms and --mixed-backends are for --engine vllm"
+            )
         if parallel_arms and len(arms) < 2:
             raise click.UsageError("--parallel-arms is for servers that run already: give --arm for each of them")
         return command(*args, machine=Machine(device, threads, trust_remote_code, servers), **kwargs)
 
     wrapped: Callable[..., Any] = with_machine
     for option in (
+        click.option(
+            "--mixed-backends",
+            is_flag=True,
+            help="Compare arms all the same whose servers chose another attention backend than BF16's.",
+        ),
         click.option(
             "--parallel-arms",
             is_flag=True,

@@ -13,7 +13,8 @@ from kvtriage.cli.job import Subject
 from kvtriage.engines.base import Arm, EngineInfo, Scoring
 from kvtriage.errors import BadInput, EngineError
 from kvtriage.files import write_atomic
-from kvtriage.stages.measuring import WARM_UP_TOKENS, prompts_to_time, shapes_to_time
+from kvtriage.stages.loading import arrivals
+from kvtriage.stages.measuring import WARM_UP_TOKENS, Load, Shape, Work, prompts_to_time, shapes_to_time, work_to_time
 
 __all__ = ["check_requests_file", "write_requests"]
 
@@ -53,11 +54,25 @@ def _rows(subject: Subject, arms: list[str], timed: list[str], info: EngineInfo)
         body = {**dialect.body(model, item.request), "cache_salt": _SALT}
         named = {"purpose": "score", "task": item.task, "item": item.request.item_id}
         yield {**named, "arms": arms, "path": path, "body": body}
-    shapes = shapes_to_time(plan)
-    for purpose, shape, new_tokens in (
-        *(("warm up", shape, WARM_UP_TOKENS) for shape in shapes[:1]),
-        *((shape.phase, shape, plan.study.decode_tokens) for shape in shapes),
-    ):
-        for prompt in prompts_to_time(subject.split, shape):
+    first, new_tokens = shapes_to_time(plan)[0], plan.study.decode_tokens
+    for prompt in prompts_to_time(subject.split, first.context_len, first.batch):
+        body = dialect.adapt(stream_body(model, prompt, WARM_UP_TOKENS, _SALT))
+        yield {"purpose": "warm up", "repeat": first.repeat, "arms": timed, "path": path, "body": body}
+    for work in work_to_time(plan):
+        for said, prompt in zip(_said(work, plan.study.seed), _prompts(work, subject), strict=True):
             body = dialect.adapt(stream_body(model, prompt, new_tokens, _SALT))
-            yield {"purpose": purpose, "repeat": shape.repeat, "arms": timed, "path": path, "body": body}
+            yield {**said, "arms": timed, "path": path, "body": body}
+
+
+def _prompts(work: Work, subject: Subject) -> list[tuple[int, ...]]:
+    return prompts_to_time(subject.split, work.context_len, work.batch if isinstance(work, Shape) else work.requests)
+
+
+def _said(work: Work, seed: int) -> list[dict[str, Any]]:
+    """What goes with each request of `work`."""
+    match work:
+        case Shape():
+            return [{"purpose": work.phase, "repeat": work.repeat}] * work.batch
+        case Load():
+            due_s = arrivals(seed, work.request_rate, work.requests)
+            return [{"purpose": "load", "request_rate": work.request_rate, "due_s": due} for due in due_s]

@@ -14,6 +14,7 @@ from kvtriage.cli.dry_run_options import DryRun, dry_run_options
 from kvtriage.cli.job import (
     Subject,
     Wiring,
+    embedded,
     open_job,
     open_subject_engine,
     read_subject,
@@ -33,6 +34,7 @@ from kvtriage.cli.verbs import CANNOT_TELL
 from kvtriage.errors import CaseError
 from kvtriage.files import is_inside, refuse_unwritable_name
 from kvtriage.records.study import BACKENDS, NUMERICS
+from kvtriage.stages.loading import no_load
 
 __all__ = ["run_command"]
 
@@ -105,6 +107,8 @@ def run_command(
     overrides = {key: value for key, value in given.items() if value is not None}
     study = load_study(study_file, overrides, quick=quick, rule=rule)
     room = choose_wiring(wiring, machine, out, study)
+    if study.request_rates and room is embedded and _VERBS.index(until) >= _VERBS.index("ablate"):
+        raise no_load()
     if out is None and dry_run is None:
         raise click.UsageError("missing option '--out'")
     if out is not None:

@@ -84,8 +84,9 @@ def _vllm(servers: Servers, machine: Machine, case: Path | None, study: Study) -
         threads: int | None,
         trust_remote_code: bool,
     ) -> Iterator[Engine]:
-        with fleet(folder, spec) as servers:
-            yield VllmEngine(spec, load_tokenizer(folder, trust_remote_code), servers, say)
+        with fleet(folder, spec) as running:
+            tokenizer = load_tokenizer(folder, trust_remote_code)
+            yield VllmEngine(spec, tokenizer, running, say, mixed_backends=servers.mixed_backends)
 
     load_tokenizer: Callable[[Path, bool], Tokenizer] = embedded().load_tokenizer
     return Wiring(load_tokenizer, open_engine, _refuse_device)

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kvtriage.errors import PolicyNotApplied
 from kvtriage.fp8.scales import ScaleSet, SubOctaves
@@ -21,6 +21,7 @@ from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling
 from kvtriage.kvcache.spec import CacheSpec
 
 __all__ = [
+    "Answered",
     "Applied",
     "Arm",
     "Distribution",
@@ -34,6 +35,7 @@ __all__ = [
     "ScoreResponse",
     "Scoring",
     "Session",
+    "TakesLoad",
     "Tokenizer",
     "check_arm",
 ]
@@ -120,6 +122,14 @@ class EngineInfo:
     """What all arms' servers were started with, what a policy says aside."""
     arms: frozenset[str] | None = None
     """The only arms that this engine answers for; None for any."""
+    repeat: str = "chunks"
+    """How it repeats an arm with a `prefill_chunk`: as asked, or in other 'batches'."""
+    rounding: str = "nearest"
+    """To E4M3: 'nearest' or 'towards zero'."""
+    probe_numerics: str | None = None
+    """What its probes round, where that is not what `numerics` says of the arms."""
+    mixed_backends: bool = False
+    """Whether arms may run on another attention backend than `backend`."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +160,10 @@ class Applied:
     """[H], each the largest of its KV head's group; empty where Q is not quantised."""
     pool: Pool | None = None
     """None where the cache grows with what is asked."""
+    backend: str | None = None
+    """The attention that reads it; None where it is the engine's own, or is not shown."""
+    numerics: str | None = None
+    """What that backend rounds; None for what the engine says of all arms."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +222,25 @@ class Session(Protocol):
 
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
         """Greedy decoding of prompts of one length. Raises NonFinite."""
+        ...
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Raw times of one request of an open loop, seconds."""
+
+    ttft_s: float
+    """From when it was due to its first token."""
+    token_s: tuple[float, ...]
+    """Of each token after the first: [new tokens − 1]."""
+
+
+@runtime_checkable
+class TakesLoad(Protocol):
+    """A session of an engine that takes requests while others run."""
+
+    def load(self, prompts: Sequence[Sequence[int]], due_s: Sequence[float], new_tokens: int) -> tuple[Answered, ...]:
+        """Each prompt when it is due, seconds from now, whatever the others do; in their order. Raises NonFinite."""
         ...
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvtriage.engines.base import (
+    Answered,
     Applied,
     Arm,
     Distribution,
@@ -190,6 +191,16 @@ class _FakeSession:
             held_bytes=worksheet.policy_bytes,
             held_tokens=held,
         )
+
+    def load(self, prompts: Sequence[Sequence[int]], due_s: Sequence[float], new_tokens: int) -> tuple[Answered, ...]:
+        """One after another, so that who comes early waits."""
+        free_s, answered = 0.0, []
+        for prompt, due in zip(prompts, due_s, strict=True):
+            alone = self.generate([prompt], new_tokens)
+            first_s = max(free_s, due) + alone.ttft_s
+            free_s = first_s + math.fsum(alone.token_s)
+            answered.append(Answered(first_s - due, alone.token_s))
+        return tuple(answered)
 
 
 def _ranges(layer: LayerSpec, heads: int, buckets: int, tensor: str) -> RangeStats:

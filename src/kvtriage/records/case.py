@@ -22,6 +22,7 @@ __all__ = [
     "HeldOutRow",
     "LayerGeometry",
     "LayerScalesRecord",
+    "LoadTrial",
     "ModelRef",
     "Plan",
     "PoolTrial",
@@ -205,6 +206,14 @@ class Conditions(_Part, frozen=True):
     tokens, as a server gives them of a prompt; 'generated': none, items were continued and nothing else."""
     server: tuple[str, ...] = ()
     """Arguments that all arms' servers share; those of an arm follow from its policy."""
+    repeat: str = "chunks"
+    """How BF16 is repeated: 'chunks' of a prefill, or in other 'batches' where a server's steps are its own affair."""
+    rounding: str = "nearest"
+    """To E4M3: 'nearest' or 'towards zero'."""
+    probe_numerics: str | None = None
+    """What probes and the scale-free bound round, where that is not what `numerics` says of the arms."""
+    mixed_backends: bool = False
+    """Whether arms may run on another attention backend than BF16, because the user allowed it."""
 
 
 class ArmRecord(_Part, frozen=True):
@@ -275,9 +284,32 @@ class PoolTrial(_Part, frozen=True, tag="pool"):
     max_concurrency: float
     memory_bytes: int | None
     conditions: str
+    backend: str | None = None
+    """The attention backend that reads it; None where the server does not show it."""
 
 
-Trial = ScoreTrial | TimingTrial | CapacityTrial | PoolTrial
+class LoadTrial(_Part, frozen=True, tag="load"):
+    """Requests of one open loop after warm-up, each sent when it was due whatever the others did; raw seconds."""
+
+    arm: str
+    request_rate: float
+    """Asked for, requests a second on average."""
+    context_len: int
+    due_s: tuple[float, ...]
+    """When each was due, from the start of the loop."""
+    ttft_s: tuple[float, ...]
+    """Of each, from when it was due: a server that falls behind is not flattered."""
+    token_s: tuple[tuple[float, ...], ...]
+    conditions: str
+
+    @property
+    def achieved_rate(self) -> float:
+        """Requests answered to their end a second, from the start of the loop to the last token."""
+        whole = zip(self.due_s, self.ttft_s, self.token_s, strict=True)
+        return len(self.due_s) / max(due + first + sum(steps) for due, first, steps in whole)
+
+
+Trial = ScoreTrial | TimingTrial | CapacityTrial | PoolTrial | LoadTrial
 
 
 class Evidence(_Record, frozen=True):

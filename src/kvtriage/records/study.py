@@ -50,6 +50,7 @@ _MOST: Mapping[str, int] = MappingProxyType(
         "holdout_items": 10_000,
         "probe_items": 1_000,
         "latency_repeats": 1_000,
+        "requests_per_rate": 10_000,
         "decode_tokens": 65_536,
         "output_tokens": 1_000_000,
         "batch": 1_024,
@@ -123,6 +124,9 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     latency_contexts: tuple[int, ...] = (128, 256, 512, 1024)
     latency_repeats: int = 2
     decode_tokens: int = 8
+    request_rates: tuple[float, ...] = ()
+    """Requests a second of each open loop, for engines that take requests while others run; none by default."""
+    requests_per_rate: int = 32
     batch: int = 4
     numerics: str = "storage"
     """'storage': K and V in FP8; 'attention': Q, K, V and the probabilities, as FlashAttention 3."""
@@ -252,6 +256,8 @@ def _complaints(study: Study) -> Iterator[tuple[str, str]]:
             yield f"{key} is empty", f"give at least one length in tokens, for example {key} = [256, 1024]"
         if list(values) != sorted(set(values)):
             yield f"{key} {list(values)} do not rise", f"write {key} = {sorted(set(values))}"
+    if list(study.request_rates) != sorted(set(study.request_rates)):
+        yield f"request_rates {list(study.request_rates)} do not rise", "write each rate once, in ascending order"
     if list(study.needle_depths) != sorted(set(study.needle_depths)):
         yield f"needle_depths {list(study.needle_depths)} do not rise", "write each depth once, in ascending order"
     if study.score_tokens > min(study.buckets) // 2:
@@ -314,7 +320,7 @@ def _too_many(study: Study) -> Iterator[tuple[str, str]]:
         count = getattr(study.rule if key == "output_tokens" else study, key)
         if count > most:
             yield f"{key} is {count:,}, and {most:,} is the most that is asked for", f"give {key} = {most} or less"
-    for key in ("buckets", "needle_depths", "latency_contexts"):
+    for key in ("buckets", "needle_depths", "latency_contexts", "request_rates"):
         entries = len(getattr(study, key))
         if entries > _MOST_ENTRIES:
             yield f"{key} has {entries:,} entries", f"give {_MOST_ENTRIES} or fewer"
@@ -324,12 +330,13 @@ def _too_many(study: Study) -> Iterator[tuple[str, str]]:
             f"the study asks for {items:,} items, texts and needles of all buckets together",
             f"lower items_per_bucket or needles_per_depth until there are {_MOST_ITEMS:,} or fewer",
         )
-    batch_tokens = study.batch * max(study.latency_contexts, default=0)
-    if batch_tokens > _MOST_BATCH_TOKENS:
-        yield (
-            f"batch times the longest of latency_contexts is {batch_tokens:,} tokens",
-            f"lower one of the two until it is {_MOST_BATCH_TOKENS:,} or less",
-        )
+    for key in ("batch", "requests_per_rate") if study.request_rates else ("batch",):
+        tokens = getattr(study, key) * max(study.latency_contexts, default=0)
+        if tokens > _MOST_BATCH_TOKENS:
+            yield (
+                f"{key} times the longest of latency_contexts is {tokens:,} tokens",
+                f"lower one of the two until it is {_MOST_BATCH_TOKENS:,} or less",
+            )
 
 
 def _wrong_numbers(study: Study) -> Iterator[tuple[str, str]]:

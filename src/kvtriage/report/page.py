@@ -18,6 +18,7 @@ from kvtriage.report.arms import layer_ranges, style_of
 from kvtriage.report.charts.svg import to_markup
 from kvtriage.report.figures import FIGURES
 from kvtriage.report.figures.base import Absent, Figure
+from kvtriage.report.load import under_load
 from kvtriage.report.numbers import interval, percent, rounded, signed, times
 from kvtriage.report.pools import reserved_pools
 from kvtriage.report.quality import METRICS, Metric, drift_of
@@ -84,6 +85,7 @@ def render_report(
         buckets=[format_tokens(bucket) for bucket in plan.study.buckets],
         held=held_bytes(view),
         pools=reserved_pools(view),
+        load=under_load(view),
         reasons=reason_groups(view),
         conditions=conditions(view),
         study=study_toml(view),

@@ -115,7 +115,7 @@ def _compare(view: CaseView, arm: ArmRecord, pool: PoolTrial) -> Comparison | st
 
 def _settings(view: CaseView, seen: Conditions, policy: CachePolicy) -> Settings:
     known = {backend.value for backend in Backend}
-    backend = next((word for word in seen.backend.replace("+", " ").split() if word in known), None)
+    backend = next((word for word in seen.backend.replace("+", " ").replace(",", " ").split() if word in known), None)
     return Settings(
         version=seen.engine_version,
         kv_cache_dtype=seen.native_dtype if policy.is_native else "fp8",

@@ -12,11 +12,22 @@ from dataclasses import dataclass
 import msgspec
 
 from kvtriage import __version__
-from kvtriage.engines.base import Arm, Engine, EngineInfo, Session
+from kvtriage.engines.base import Arm, Engine, EngineInfo, Session, TakesLoad
 from kvtriage.records.case import Conditions, Evidence, Plan, ScaleRecord, Sensitivities, Trial
+from kvtriage.records.pairing import BASELINE
 from kvtriage.stages import Reporter
 from kvtriage.stages.arms import build_arm, check_applied, design_arms
-from kvtriage.stages.measuring import TIMED_ROLES, WARM_UP_TOKENS, Measuring, shapes_to_time
+from kvtriage.stages.loading import no_load
+from kvtriage.stages.measuring import (
+    TIMED_ROLES,
+    WARM_UP_TOKENS,
+    Load,
+    Measuring,
+    Shape,
+    Work,
+    shapes_to_time,
+    work_to_time,
+)
 from kvtriage.stages.orders import Across, arm_by_arm, in_turn, item_by_item
 from kvtriage.stages.resuming import check_done
 from kvtriage.tasks import TASKS
@@ -41,12 +52,20 @@ def cost_arm(plan: Plan, items: Sequence[TaskItem], role: str) -> ArmCost:
     scored = sum(len(item.request.token_ids) for item in items)
     if role not in TIMED_ROLES:
         return ArmCost(scored, 0)
-    shapes = shapes_to_time(plan)
-    warm_up = shapes[0].batch
+    first = shapes_to_time(plan)[0]
+    work = [(_sequences(one), one.context_len) for one in work_to_time(plan)]
     return ArmCost(
-        scored + warm_up * shapes[0].context_len + sum(shape.batch * shape.context_len for shape in shapes),
-        warm_up * (WARM_UP_TOKENS - 1) + sum(shape.batch * (plan.study.decode_tokens - 1) for shape in shapes),
+        scored + first.batch * first.context_len + sum(count * length for count, length in work),
+        first.batch * (WARM_UP_TOKENS - 1) + sum(count * (plan.study.decode_tokens - 1) for count, _ in work),
     )
+
+
+def _sequences(work: Work) -> int:
+    match work:
+        case Shape():
+            return work.batch
+        case Load():
+            return work.requests
 
 
 def study_conditions(plan: Plan, scales: ScaleRecord, sensitivities: Sensitivities, info: EngineInfo) -> Conditions:
@@ -71,6 +90,10 @@ def study_conditions(plan: Plan, scales: ScaleRecord, sensitivities: Sensitiviti
         readback=info.readback,
         scoring=info.scoring,
         server=info.server,
+        repeat=info.repeat,
+        rounding=info.rounding,
+        probe_numerics=info.probe_numerics,
+        mixed_backends=info.mixed_backends,
     )
 
 
@@ -96,17 +119,21 @@ def ablate(
     arms where they are not measured one after another.
 
     Raises CaseError when `done` was measured under other conditions or holds what this study
-    does not ask for, PolicyNotApplied when the engine did something else than asked,
-    EngineError when its cache holds other bytes than the worksheet says or FP8 changed nothing
-    at all, NonFinite.
+    does not ask for, StudyError for open loops on an engine that takes no load, PolicyNotApplied
+    when the engine did something else than asked, EngineError when its cache holds other bytes than
+    the worksheet says or FP8 changed nothing at all, NonFinite.
     """
     info = engine.info()
     conditions = study_conditions(plan, scales, sensitivities, info)
     run = Measuring(plan, engine, conditions_hash(conditions), report, sink, list(done))
     arms = design_arms(plan, scales, sensitivities, info)
     own = {record.name: build_arm(record, scales) for record in arms if record.same_as is None}
-    shapes = {(shape.phase, shape.context_len, shape.batch, shape.repeat) for shape in shapes_to_time(plan)}
-    check_done(done, run.conditions, own.keys(), items, shapes)
+    check_done(done, run.conditions, own.keys(), items, set(work_to_time(plan)))
+
+    if plan.study.request_rates:
+        with engine.open(own[BASELINE]) as session:
+            if not isinstance(session, TakesLoad):
+                raise no_load()
 
     def check(arm: Arm, session: Session) -> None:
         check_applied(arm, session.applied(), info, engine.spec)

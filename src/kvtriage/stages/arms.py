@@ -65,7 +65,8 @@ def design_arms(
 def _designs(plan: Plan, spec: CacheSpec, sensitivities: Sensitivities, info: EngineInfo) -> Iterator[_Design]:
     count, skip = spec.num_layers, sensitivities.suspects
     yield _Design("bf16", "BF16", "baseline", CachePolicy.native(count), "native")
-    yield _Design("bf16_repeat", "BF16, prefill in chunks", "noise", CachePolicy.native(count), "native")
+    again = {"chunks": "BF16, prefill in chunks", "batches": "BF16, in other batches"}[info.repeat]
+    yield _Design("bf16_repeat", again, "noise", CachePolicy.native(count), "native")
     scalings = [Scaling.UNIT, Scaling.PER_TENSOR] + [Scaling.PER_HEAD] * info.per_head_scales
     for scaling in scalings:
         yield _Design(
@@ -152,8 +153,16 @@ def check_applied(arm: Arm, applied: Applied, info: EngineInfo, spec: CacheSpec)
 
     Raises PolicyNotApplied, naming the layer.
     """
+    compared = info.readback is Readback.LIVE and not info.mixed_backends
+    if compared and applied.backend not in (None, info.backend):
+        raise PolicyNotApplied(
+            f"arm {arm.name!r} runs on the attention backend {applied.backend}, and BF16 on {info.backend}",
+            hint="give all servers one (--engine-arg --attention-backend=NAME), or compare them all the same with "
+            "--mixed-backends",
+        )
     if info.readback is Readback.NONE:
         return
+    numerics = applied.numerics if info.mixed_backends and applied.numerics is not None else info.numerics
     seen_scales = info.readback is Readback.LIVE
     for layer, fmt in zip(spec.layers, arm.policy.formats, strict=True):
         index = layer.layer_idx
@@ -166,12 +175,12 @@ def check_applied(arm: Arm, applied: Applied, info: EngineInfo, spec: CacheSpec)
                 want = LayerScales(index, (1.0,), (1.0,), (1.0,))
                 if scaling is not Scaling.UNIT and arm.scales is not None:
                     want = arm.scales.layers[index]
-                want_q = _served_q(want.q, layer) if info.numerics == "attention" else ()
+                want_q = _served_q(want.q, layer) if numerics == "attention" else ()
                 scaled = _equal(k, want.k) and _equal(v, want.v)
                 if scaled and seen_scales and not _equal(q, want_q):
                     raise PolicyNotApplied(
                         f"arm {arm.name!r}: layer {index} has Q scales {q or 'none'}, and {want_q or 'none'} are those "
-                        f"of FP8 in {info.numerics}",
+                        f"of FP8 in {numerics}",
                         hint="the backend under FP8 is another than under BF16: choose one with --attention-backend",
                     )
                 right = dtype == "float8_e4m3fn" and (scaled or not seen_scales)

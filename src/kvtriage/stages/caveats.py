@@ -11,7 +11,7 @@ from kvtriage.records.latency import longest_timed, traffic
 from kvtriage.records.pairing import AGREED, BASELINE, NEEDLE_HIT
 from kvtriage.stages.findings import Findings
 from kvtriage.stages.reading import CANNOT_TELL, UNMET
-from kvtriage.stages.wording import format_share, name_arm, name_layers
+from kvtriage.stages.wording import format_share, join_words, name_arm, name_layers
 
 __all__ = ["caveats", "items_that_settle", "next_step"]
 
@@ -38,6 +38,11 @@ def next_step(found: Findings) -> str:
         return "Mend BF16 first: try the model by hand on this text, then start a new case folder."
     if found.outcome.doubts:
         return f"{_how_to_settle(found)} {_meanwhile(found)}"
+    if found.outcome.unmeasured:
+        return (
+            f"Measure {join_words(found.outcome.unmeasured)} too: give --arm for a server of each such arm, or let "
+            "kvtriage start them. Until then BF16 is the safe choice."
+        )
     if found.excluded:
         return (
             "Start a new case folder with a lower capacity_floor_ratio in study.toml, or with wider margins where they "
@@ -127,7 +132,17 @@ def _of_the_evidence(found: Findings) -> Iterator[str]:
             yield f"{lost} items could not be scored under {name} or BF16 and are left out of its averages."
     if not found.bound:
         yield "The scale-free bound was not measured: what an ideal scale would reach is known from other arms alone."
-    if found.rung("per_tensor") is None:
+    elif found.evidence.conditions.probe_numerics not in (None, found.evidence.conditions.numerics):
+        yield (
+            "The scale-free bound and the probes round K and V alone, and the FP8 arms Q and the probabilities too: an "
+            "arm may lie beyond the bound for those, and no scale wins that back."
+        )
+    if found.evidence.conditions.repeat == "batches":
+        yield (
+            "BF16 was repeated on its own server in the company of other requests, and not with its prefill in "
+            "pieces: the noise floor is that of the batch alone, and may be too low."
+        )
+    if found.rung("per_tensor") is None and found.rungs:
         yield "No calibrated per-tensor arm was run: calibration and granularity moved together."
 
 
@@ -159,7 +174,11 @@ def _of_the_engine(found: Findings) -> Iterator[str]:
         if ran.numerics == "attention"
         else f"K and V were stored in FP8 and the arithmetic stayed in {ran.compute_dtype}"
     )
-    other = "" if ran.backend.lower() == plan.study.backend else f", not from {plan.study.backend}'s own kernels"
+    other = (
+        ""
+        if ran.backend.lower().partition(",")[0] == plan.study.backend
+        else f", not from {plan.study.backend}'s own kernels"
+    )
     yield f"Quality comes from the {ran.engine} engine on {ran.device} ({ran.numerics} numerics: {stored}){other}."
     if ran.kl_top_k is not None:
         yield (
@@ -175,6 +194,13 @@ def _of_the_engine(found: Findings) -> Iterator[str]:
                 yield f"{name} goes on as BF16 does for {share} of the tokens generated, until the two first differ."
     if ran.readback != "live":
         yield "Scales could not be read back from these servers: that each arm carried its own is what you said."
+    if ran.rounding != "nearest":
+        yield (
+            f"{ran.backend} rounds to E4M3 {ran.rounding}, and GPUs round to nearest: every FP8 arm drifts further "
+            "here than it would there."
+        )
+    if ran.mixed_backends:
+        yield "Arms on other attention backends than BF16's were allowed: a part of a difference may be the backend's."
     where = "" if ran.device.startswith("cuda") else ", nor about a GPU"
     if other:
         yield (

@@ -14,7 +14,7 @@ from functools import partial
 from statistics import fmean
 
 from kvtriage import __version__
-from kvtriage.engines.base import Arm, Engine, ScoreRequest
+from kvtriage.engines.base import Arm, Engine, EngineInfo, ScoreRequest
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.case import Plan, ProbeRow, ScaleRecord, Sensitivities
@@ -74,10 +74,17 @@ def diagnose(
         type_probes=tuple(row for probe, row in rows.items() if probe.scope == "type"),
         suspects=suspects.layers,
         suspects_stand_out=suspects.stand_out,
-        explanation=suspects.explanation,
+        explanation=suspects.explanation + _left_out(engine.info()),
         probe_items=tuple(item.item_id for item in split.probe),
         peak_bytes=0,
     )
+
+
+def _left_out(info: EngineInfo) -> str:
+    """What these probes do not round and an arm does; '' where they round the same."""
+    if info.probe_numerics in (None, info.numerics):
+        return ""
+    return ". The probes round K and V alone: what Q and the probabilities lose in FP8 is in the arms and not in them"
 
 
 @dataclass(frozen=True)

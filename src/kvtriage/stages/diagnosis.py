@@ -37,6 +37,8 @@ def headline(found: Findings) -> str:
         return "Cannot tell: BF16 itself falls short here, and FP8 is judged by what it changes."
     if found.excluded:
         return f"No choice: {_floor(found)}, and more items will not help."
+    if found.outcome.unmeasured and not found.outcome.doubts:
+        return f"Cannot tell yet: {_not_measured(found)}."
     if not found.outcome.decided:
         arms = join_words([_name(found, rung) for rung in found.outcome.doubts])
         return f"Cannot tell yet: the evidence on {arms} is too thin to decide."
@@ -61,6 +63,12 @@ def headline(found: Findings) -> str:
 
 def _name(found: Findings, rung: Rung) -> str:
     return name_arm(rung.arm, found.plan.layers)
+
+
+def _not_measured(found: Findings) -> str:
+    """'nothing that was measured holds but BF16, and calibrated scales were not measured'."""
+    missing = f"{join_words(found.outcome.unmeasured)} {'was' if not found.rungs else 'were'} not measured"
+    return f"nothing that was measured holds but BF16, and {missing}" if found.rungs else missing
 
 
 def _floor(found: Findings) -> str:
@@ -98,6 +106,8 @@ def sentences(found: Findings, spec: CacheSpec) -> tuple[str, ...]:
 def _what_is_wrong(found: Findings) -> str:
     unit, best = found.rung("unit"), _best(found)
     drift = "" if unit is None or unit.drift is None else _drift_words(found, unit.drift)
+    if not found.rungs:
+        return "Nothing is known of FP8 here: BF16 alone was measured."
     so_far = "" if found.outcome.decided or found.excluded else "So far: "
     if found.repair == "none":
         where = f", where the best that scales reach is {best}" if best else ""
@@ -286,8 +296,10 @@ def _what_to_do(found: Findings, spec: CacheSpec) -> str:
         return f"Nothing is advised: {join_words([reason.text for reason in found.broken])}."
     if found.excluded:
         return f"This is certain and not thin evidence: {_floor(found)}."
-    if not found.outcome.decided:
+    if found.outcome.doubts:
         return _doubt(found)
+    if found.outcome.unmeasured:
+        return f"Nothing is advised yet: {_not_measured(found)}."
     rung, context_len, memory = found.leaning, found.context_len, found.plan.study.memory_bytes
     held = format_tokens(capacity_tokens(spec, rung.policy, context_len, memory))
     native = format_tokens(capacity_tokens(spec, found.native.policy, context_len, memory))

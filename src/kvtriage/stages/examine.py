@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import price_policy
@@ -23,7 +24,7 @@ from kvtriage.stages.clauses import (
     slowdown,
 )
 from kvtriage.stages.findings import Findings
-from kvtriage.stages.ladder import BARS, Outcome, Rung, choose, lean, order, swiftest
+from kvtriage.stages.ladder import BARS, Outcome, Rung, choose, lean, not_measured, order, swiftest
 from kvtriage.stages.quality import baseline_clauses, quality_clauses
 from kvtriage.stages.reading import UNMET
 from kvtriage.stats import Ratio
@@ -57,6 +58,8 @@ def examine(
     if by_bytes.choice is not None and by_bytes.decided:
         leaning = swiftest(by_bytes.choice, rungs, _slowdown(plan, paired, len(rungs)), rule.latency_weight)
         outcome = Outcome(leaning)
+    if outcome.choice is native:
+        outcome = replace(outcome, unmeasured=not_measured(rungs))
     cheapest = by_bytes.choice if by_bytes.choice is not None and by_bytes.decided else leaning
     bound = [arm.name for arm in evidence.arms if arm.role == "bound"][:1]
     contrasts = [arm.name for arm in evidence.arms if arm.role == "contrast"]

@@ -182,6 +182,8 @@ def _choice(found: Findings) -> Iterator[str]:
     if found.outcome.decided:
         faster = "; it holds, and is faster by more than its bytes are worth" if found.preferred else ""
         yield f"{name} is chosen, the first that is left{faster}" if not faster else f"{name} is chosen{faster}"
+    elif found.outcome.unmeasured and not doubts:
+        yield f"none yet: {join_words(found.outcome.unmeasured)} not measured; {name} is safe until then"
     elif found.excluded:
         yield "none: the capacity floor excludes everything that holds"
     else:

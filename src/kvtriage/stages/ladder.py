@@ -18,7 +18,7 @@ are worth. It takes the place of the choice when that is certain, and not when i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -30,7 +30,7 @@ from kvtriage.stages.quality import QUALITY
 from kvtriage.stages.reading import CANNOT_TELL, MET, UNMET, worst
 from kvtriage.stats import Ratio
 
-__all__ = ["BARS", "Outcome", "Rung", "choose", "lean", "order", "repair_of", "swiftest"]
+__all__ = ["BARS", "Outcome", "Rung", "choose", "lean", "not_measured", "order", "repair_of", "swiftest"]
 
 BARS = ("backend", "capacity", "latency")
 """Clauses that can forbid an arm whatever it does to the answers."""
@@ -87,10 +87,12 @@ class Outcome:
 
     choice: Rung | None
     doubts: tuple[Rung, ...] = ()
+    unmeasured: tuple[str, ...] = ()
+    """Repairs that no arm tried, where nothing but BF16 holds: one of them might."""
 
     @property
     def decided(self) -> bool:
-        return self.choice is not None and not self.doubts
+        return self.choice is not None and not self.doubts and not self.unmeasured
 
 
 def order(rungs: Iterable[Rung]) -> tuple[Rung, ...]:
@@ -141,6 +143,15 @@ def lean(rungs: Iterable[Rung], native: Rung, *, leave_out: tuple[str, ...] = ("
     settled = [_settle(rung.without(*leave_out)) for rung in known]
     chosen = choose(settled[:-1], settled[-1]).choice or native
     return next(rung for rung in known if rung.arm is chosen.arm)
+
+
+def not_measured(rungs: Sequence[Rung]) -> tuple[str, ...]:
+    """The repairs that none of `rungs` tries, in words: some engines answer for a few arms only."""
+    if not rungs:
+        return ("FP8 in any form",)
+    calibrated = any(rung.scaling in ("per_tensor", "per_head") for rung in rungs)
+    skipping = any(rung.arm.skip_layers for rung in rungs)
+    return ("calibrated scales",) * (not calibrated) + ("layers kept in BF16",) * (not skipping)
 
 
 def repair_of(scaling: str, skips: bool) -> str:

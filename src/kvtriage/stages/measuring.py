@@ -7,13 +7,14 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kvtriage.engines.base import Arm, Engine, Pool, ScoreResponse, Session
+from kvtriage.engines.base import Applied, Arm, Engine, ScoreResponse, Session, TakesLoad
 from kvtriage.errors import EngineError
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import capacity_tokens, price_policy
 from kvtriage.records.case import (
     ArmRecord,
     CapacityTrial,
+    LoadTrial,
     Plan,
     PoolTrial,
     ScoreTrial,
@@ -21,11 +22,23 @@ from kvtriage.records.case import (
     Trial,
 )
 from kvtriage.stages import Reporter
+from kvtriage.stages.loading import arrivals, no_load
 from kvtriage.tasks import TASKS
 from kvtriage.tasks.base import TaskItem
 from kvtriage.tasks.split import Split
 
-__all__ = ["TIMED_ROLES", "WARM_UP_TOKENS", "Measuring", "Shape", "prompts_to_time", "shapes_to_time"]
+__all__ = [
+    "TIMED_ROLES",
+    "WARM_UP_TOKENS",
+    "Load",
+    "Measuring",
+    "Shape",
+    "Work",
+    "prompts_to_time",
+    "shapes_to_time",
+    "work_of",
+    "work_to_time",
+]
 
 TIMED_ROLES = ("baseline", "candidate")
 WARM_UP_TOKENS = 2
@@ -41,6 +54,19 @@ class Shape:
     repeat: int
 
 
+@dataclass(frozen=True)
+class Load:
+    """One open loop: so many requests at so many a second."""
+
+    request_rate: float
+    context_len: int
+    requests: int
+
+
+Work = Shape | Load
+"""What is timed, one trial each."""
+
+
 def shapes_to_time(plan: Plan) -> list[Shape]:
     study = plan.study
     contexts = sorted(set(study.latency_contexts))
@@ -49,6 +75,16 @@ def shapes_to_time(plan: Plan) -> list[Shape]:
         middle = statistics.median_low(contexts)
         shapes += [Shape("throughput", middle, study.batch, repeat) for repeat in range(study.latency_repeats)]
     return shapes
+
+
+def work_to_time(plan: Plan) -> list[Work]:
+    """The shapes, and an open loop of the middle context at each rate."""
+    study = plan.study
+    if not study.request_rates:
+        return [*shapes_to_time(plan)]
+    middle = statistics.median_low(sorted(set(study.latency_contexts)))
+    loads = [Load(rate, middle, study.requests_per_rate) for rate in study.request_rates]
+    return [*shapes_to_time(plan), *loads]
 
 
 @dataclass
@@ -71,14 +107,10 @@ class Measuring:
         have = {(t.task, t.item_id) for t in self.trials if isinstance(t, ScoreTrial) and t.arm == arm.name}
         return [item for item in items if (item.task, item.request.item_id) not in have]
 
-    def untimed(self, arm: Arm) -> list[Shape]:
-        """The shapes that this arm has no trial of yet."""
-        have = {
-            (t.phase, t.context_len, t.batch, t.repeat)
-            for t in self.trials
-            if isinstance(t, TimingTrial) and t.arm == arm.name
-        }
-        return [s for s in shapes_to_time(self.plan) if (s.phase, s.context_len, s.batch, s.repeat) not in have]
+    def untimed(self, arm: Arm) -> list[Work]:
+        """What this arm has no trial of yet."""
+        have = {work_of(t) for t in self.trials if isinstance(t, TimingTrial | LoadTrial) and t.arm == arm.name}
+        return [work for work in work_to_time(self.plan) if work not in have]
 
     def add_score(self, arm: Arm, item: TaskItem, response: ScoreResponse, reference: ScoreResponse) -> None:
         self.add(
@@ -93,8 +125,9 @@ class Measuring:
             )
         )
 
-    def add_pool(self, arm: Arm, pool: Pool | None) -> None:
+    def add_pool(self, arm: Arm, applied: Applied) -> None:
         """Once per arm: what its first server reserved."""
+        pool = applied.pool
         if pool is None:
             return
         trial = PoolTrial(
@@ -105,16 +138,47 @@ class Measuring:
             max_concurrency=pool.max_concurrency,
             memory_bytes=pool.memory_bytes,
             conditions=self.conditions,
+            backend=applied.backend,
         )
         if not any(isinstance(t, PoolTrial) and t.arm == arm.name for t in self.trials):
             self.add(trial)
 
     def warm_up(self, session: Session, split: Split) -> None:
         """A first generation, not recorded."""
-        session.generate(prompts_to_time(split, shapes_to_time(self.plan)[0]), WARM_UP_TOKENS)
+        first = shapes_to_time(self.plan)[0]
+        session.generate(prompts_to_time(split, first.context_len, first.batch), WARM_UP_TOKENS)
 
-    def time(self, session: Session, arm: Arm, shape: Shape, split: Split) -> None:
-        generation = session.generate(prompts_to_time(split, shape), self.plan.study.decode_tokens)
+    def time(self, session: Session, arm: Arm, work: Work, split: Split) -> None:
+        """Raises StudyError for an open loop on an engine that takes one request after another."""
+        match work:
+            case Shape():
+                self._time_shape(session, arm, work, split)
+            case Load():
+                self._time_load(session, arm, work, split)
+
+    def _time_load(self, session: Session, arm: Arm, load: Load, split: Split) -> None:
+        if not isinstance(session, TakesLoad):
+            raise no_load()
+        study = self.plan.study
+        due_s = arrivals(study.seed, load.request_rate, load.requests)
+        prompts = prompts_to_time(split, load.context_len, load.requests)
+        answered = session.load(prompts, due_s, study.decode_tokens)
+        self.add(
+            LoadTrial(
+                arm=arm.name,
+                request_rate=load.request_rate,
+                context_len=load.context_len,
+                due_s=due_s,
+                ttft_s=tuple(one.ttft_s for one in answered),
+                token_s=tuple(one.token_s for one in answered),
+                conditions=self.conditions,
+            )
+        )
+
+    def _time_shape(self, session: Session, arm: Arm, shape: Shape, split: Split) -> None:
+        generation = session.generate(
+            prompts_to_time(split, shape.context_len, shape.batch), self.plan.study.decode_tokens
+        )
         if generation.held_bytes is not None:
             self._check_bytes(arm.name, arm.policy, shape, generation.held_tokens, generation.held_bytes)
         self.add(
@@ -178,9 +242,17 @@ class Measuring:
                     yield kl
 
 
-def prompts_to_time(split: Split, shape: Shape) -> list[tuple[int, ...]]:
-    """`batch` prompts of `context_len` tokens, cut from the evaluation text, repeated where it is short."""
+def work_of(trial: TimingTrial | LoadTrial) -> Work:
+    """What this trial timed."""
+    match trial:
+        case TimingTrial():
+            return Shape(trial.phase, trial.context_len, trial.batch, trial.repeat)
+        case LoadTrial():
+            return Load(trial.request_rate, trial.context_len, len(trial.due_s))
+
+
+def prompts_to_time(split: Split, context_len: int, count: int) -> list[tuple[int, ...]]:
+    """`count` prompts of `context_len` tokens, cut from the evaluation text, repeated where it is short."""
     text = [token for item in split.evaluation for token in item.token_ids]
-    stretch = shape.context_len * shape.batch
-    stream = text * (stretch // len(text) + 1)
-    return [tuple(stream[i * shape.context_len : (i + 1) * shape.context_len]) for i in range(shape.batch)]
+    stream = text * (context_len * count // len(text) + 1)
+    return [tuple(stream[i * context_len : (i + 1) * context_len]) for i in range(count)]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from kvtriage.engines.base import Arm, ScoreResponse, Session
-from kvtriage.stages.measuring import Measuring, Shape, shapes_to_time
+from kvtriage.stages.measuring import Measuring, Work, work_to_time
 from kvtriage.tasks.base import TaskItem
 from kvtriage.tasks.split import Split
 
@@ -41,13 +41,13 @@ def item_by_item(
 ) -> None:
     """All arms are checked before the first trial. `arms` begin with the baseline. Times are always taken in turn: this
     machine's clock serves one stream best."""
-    pools = {}
+    shown = {}
     for arm in arms:
         with run.engine.open(arm) as session:
             check(arm, session)
-            pools[arm.name] = session.applied().pool
+            shown[arm.name] = session.applied()
     for arm in arms:
-        run.add_pool(arm, pools[arm.name])
+        run.add_pool(arm, shown[arm.name])
     _score_items(run, items, arms, across)
     _time_shapes(run, split, timed)
 
@@ -75,17 +75,17 @@ def _score(run: Measuring, item: TaskItem, arm: Arm) -> ScoreResponse:
 
 
 def _time_shapes(run: Measuring, split: Split, arms: Sequence[Arm]) -> None:
-    """Arms take turns within each shape, after one warm-up each."""
+    """Arms take turns within each piece of work, after one warm-up each."""
     left = {arm.name: set(run.untimed(arm)) for arm in arms}
-    pending = [(shape, arm) for shape in shapes_to_time(run.plan) for arm in arms if shape in left[arm.name]]
+    pending = [(work, arm) for work in work_to_time(run.plan) for arm in arms if work in left[arm.name]]
     warm: set[str] = set()
-    for number, (shape, arm) in enumerate(pending):
+    for number, (work, arm) in enumerate(pending):
         run.report("timing", number, len(pending))
         with run.engine.open(arm) as session:
             if arm.name not in warm:
                 run.warm_up(session, split)
                 warm.add(arm.name)
-            run.time(session, arm, shape, split)
+            run.time(session, arm, work, split)
     run.report("timing", len(pending), len(pending))
 
 
@@ -106,19 +106,19 @@ def arm_by_arm(
         missing = {_key(item) for item in run.unscored(items, arm)}
         wanted = missing | needed if arm is baseline else missing
         asked = [item for item in items if _key(item) in wanted]
-        shapes: list[Shape] = run.untimed(arm) if arm in timed else []
-        if not asked and not shapes:
+        untimed: list[Work] = run.untimed(arm) if arm in timed else []
+        if not asked and not untimed:
             continue
         with run.engine.open(arm) as session:
             check(arm, session)
-            run.add_pool(arm, session.applied().pool)
+            run.add_pool(arm, session.applied())
             for item, response in _answers(run, session, arm, asked):
                 if arm is baseline:
                     references[_key(item)] = response
                 if _key(item) in missing:
                     run.add_score(arm, item, response, references[_key(item)])
-            if shapes:
-                _time_all(run, session, arm, shapes, split)
+            if untimed:
+                _time_all(run, session, arm, untimed, split)
 
 
 def _answers(
@@ -131,14 +131,14 @@ def _answers(
     run.report(what, len(asked), len(asked))
 
 
-def _time_all(run: Measuring, session: Session, arm: Arm, shapes: Sequence[Shape], split: Split) -> None:
+def _time_all(run: Measuring, session: Session, arm: Arm, untimed: Sequence[Work], split: Split) -> None:
     what = f"timing {arm.name}"
-    for number, shape in enumerate(shapes):
-        run.report(what, number, len(shapes))
+    for number, work in enumerate(untimed):
+        run.report(what, number, len(untimed))
         if number == 0:
             run.warm_up(session, split)
-        run.time(session, arm, shape, split)
-    run.report(what, len(shapes), len(shapes))
+        run.time(session, arm, work, split)
+    run.report(what, len(untimed), len(untimed))
 
 
 def _key(item: TaskItem) -> tuple[str, str]:

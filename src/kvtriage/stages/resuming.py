@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Sequence
 
 from kvtriage.errors import CaseError
-from kvtriage.records.case import CapacityTrial, PoolTrial, ScoreTrial, TimingTrial, Trial
+from kvtriage.records.case import CapacityTrial, LoadTrial, PoolTrial, ScoreTrial, TimingTrial, Trial
+from kvtriage.stages.measuring import Work, work_of
 from kvtriage.tasks.base import TaskItem
 
 __all__ = ["check_done"]
@@ -19,11 +21,11 @@ def check_done(
     conditions: str,
     arms: Collection[str],
     items: Sequence[TaskItem],
-    shapes: Collection[tuple[str, int, int, int]],
+    timed: Collection[Work],
 ) -> None:
     """Whether `done` could have come from this very ablation, each trial once.
 
-    `arms` are those with trials of their own; `shapes` are (phase, context_len, batch, repeat).
+    `arms` are those with trials of their own; `timed` is what each of the timed ones is asked.
     Raises CaseError for the first trial that could not.
     """
     asked = {(item.task, item.request.item_id): item for item in items}
@@ -41,11 +43,11 @@ def check_done(
             case ScoreTrial(task=task, item_id=item_id):
                 key = ("score", trial.arm, task, item_id)
                 _check_score(number, trial, asked.get((task, item_id)))
-            case TimingTrial(phase=phase, context_len=context_len, batch=batch, repeat=repeat):
-                key = ("timing", trial.arm, phase, context_len, batch, repeat)
-                if key[2:] not in shapes:
+            case TimingTrial() | LoadTrial():
+                key = ("timing", trial.arm, work_of(trial))
+                if work_of(trial) not in timed:
                     raise _foreign(number, "times a generation that this study does not ask for")
-                if not all(math.isfinite(seconds) and seconds >= 0 for seconds in (trial.ttft_s, *trial.token_s)):
+                if not all(math.isfinite(seconds) and seconds >= 0 for seconds in _times(trial)):
                     raise _foreign(number, "holds a time that is negative or not a number")
             case CapacityTrial(context_len=context_len, batch=batch):
                 key = ("capacity", trial.arm, context_len, batch)
@@ -54,6 +56,14 @@ def check_done(
         if key in seen:
             raise _foreign(number, "repeats a measurement that an earlier line holds")
         seen.add(key)
+
+
+def _times(trial: TimingTrial | LoadTrial) -> tuple[float, ...]:
+    match trial:
+        case TimingTrial():
+            return (trial.ttft_s, *trial.token_s)
+        case LoadTrial():
+            return (*trial.due_s, *trial.ttft_s, *itertools.chain.from_iterable(trial.token_s))
 
 
 def _check_score(number: int, trial: ScoreTrial, item: TaskItem | None) -> None:

@@ -16,10 +16,13 @@ from kvtriage.cli.main import main
 from kvtriage.cli.options import Servers
 from kvtriage.records.case import TimingTrial, Trial
 from kvtriage.stages.ablate import ablate
+from kvtriage.stages.loading import arrivals
 from tests.unit.engines.vllm.fleets import Stable
 from tests.unit.stages.fake_case import STUDY, FakeCase, silent
 
-SMALL = msgspec.structs.replace(STUDY, items_per_bucket=2, latency_contexts=(32,), latency_repeats=1)
+SMALL = msgspec.structs.replace(
+    STUDY, items_per_bucket=2, latency_contexts=(32,), latency_repeats=1, request_rates=(200.0,), requests_per_rate=3
+)
 
 
 def subject_of(case: FakeCase) -> Subject:
@@ -102,13 +105,14 @@ def test_the_requests_are_those_that_are_sent(tmp_path: Path) -> None:
         assert stable.started == []
         ablate(case.plan, scales, sensitivities, case.items, case.split, engine, [], lambda trial: None, silent, {})
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert {row["purpose"] for row in rows} == {"score", "warm up", "latency", "throughput"}
+    assert {row["purpose"] for row in rows} == {"score", "warm up", "latency", "throughput", "load"}
     assert {row["path"] for row in rows} == {"/v1/completions"}
     baseline = stable.started[0]
     sent = [_plain(body) for body in baseline.bodies if "prompt" in body]
     for row in rows:
         assert "bf16" in row["arms"]
         assert sent.count(_plain(row["body"])) >= 1
+    assert [row["due_s"] for row in rows if row["purpose"] == "load"] == [*arrivals(SMALL.seed, 200.0, 3)]
     scored = [row for row in rows if row["purpose"] == "score"]
     assert len(scored) == len(case.items)
     assert "bound" in scored[0]["arms"]

@@ -145,8 +145,11 @@ def test_a_command_that_holds_a_secret_is_refused() -> None:
     assert "s3cret" not in caught.value.message
 
 
-def test_options_of_vllm_are_for_vllm(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["calibrate", str(tmp_path), "--engine-arg", "--enforce-eager"]) == 2
+@pytest.mark.parametrize("words", [("--engine-arg", "--enforce-eager"), ("--mixed-backends",)])
+def test_options_of_vllm_are_for_vllm(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    assert main(["calibrate", str(tmp_path), *words]) == 2
     assert "are for --engine vllm" in capsys.readouterr().err
 
 

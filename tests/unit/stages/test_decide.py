@@ -109,6 +109,55 @@ def test_a_demo_model_is_served_from_its_folder() -> None:
     assert verdict.vllm_args[0] == "/models/model"
 
 
+# --- what was not measured ----------------------------------------------------------------
+
+
+def test_bf16_alone_decides_nothing() -> None:
+    verdict = without(Case(), *(name for name in Case().kl if name not in ("bf16", "bf16_repeat"))).decide()
+    assert (verdict.status, verdict.choice, verdict.vllm_args) == ("cannot_tell", None, ())
+    assert verdict.headline == "Cannot tell yet: FP8 in any form was not measured."
+    assert verdict.sentences[0] == "Nothing is known of FP8 here: BF16 alone was measured."
+    assert verdict.next_step.startswith("Measure FP8 in any form too")
+
+
+@pytest.mark.parametrize(
+    ("left_out", "missing"),
+    [
+        (SPARE_ARMS, "calibrated scales and layers kept in BF16"),
+        (("fp8_unit_skip", "fp8_per_head_skip"), "layers kept in BF16"),
+        (("fp8_per_tensor", "fp8_per_head", "fp8_per_head_skip"), "calibrated scales"),
+    ],
+)
+def test_bf16_is_no_choice_where_a_repair_was_not_tried(left_out: tuple[str, ...], missing: str) -> None:
+    verdict = without(HOPELESS, *left_out).decide()
+    assert (verdict.status, verdict.choice) == ("cannot_tell", None)
+    assert f"{missing} were not measured" in verdict.headline
+    assert missing in verdict.next_step
+
+
+def test_what_holds_is_chosen_whatever_else_was_not_tried() -> None:
+    assert without(Case(), *SPARE_ARMS).decide().choice == UNIT
+
+
+@pytest.mark.parametrize(
+    ("conditions", "says"),
+    [
+        ({"rounding": "towards zero", "backend": "CPU_ATTN"}, "CPU_ATTN rounds to E4M3 towards zero"),
+        ({"repeat": "batches"}, "the noise floor is that of the batch alone"),
+        ({"numerics": "attention", "probe_numerics": "storage"}, "the probes round K and V alone"),
+        ({"mixed_backends": True}, "other attention backends than BF16's were allowed"),
+    ],
+)
+def test_conditions_that_bend_the_numbers_are_caveats(conditions: dict[str, str | bool], says: str) -> None:
+    assert any(says in caveat for caveat in replace(Case(), conditions=conditions).decide().caveats)
+    assert not any(says in caveat for caveat in Case().decide().caveats)
+
+
+def test_a_generation_of_kernels_is_no_other_backend() -> None:
+    own = replace(Case(), conditions={"backend": "FLASH_ATTN, FA3", "engine": "vllm"}).decide()
+    assert "own kernels" not in said(own)
+
+
 # --- guards -------------------------------------------------------------------------------
 
 
@@ -576,7 +625,7 @@ def test_a_backend_without_per_head_scales_changes_the_advice() -> None:
 
 
 def test_a_backend_without_per_head_scales_and_no_way_round() -> None:
-    case = without(SPREAD_HEADS, "fp8_unit_skip", "fp8_per_head_skip")
+    case = without(replace(SPREAD_HEADS, kl={**SPREAD_HEADS.kl, "fp8_unit_skip": 0.0880}), "fp8_per_head_skip")
     verdict = replace(case, backend="triton_attn").decide()
     assert (verdict.arm, verdict.repair) == ("bf16", "scales")
     assert (

@@ -75,6 +75,8 @@ class Case:
     per_head: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """V scale by (layer, head); others 0.02."""
     checkpoint: str | None = "case/checkpoint"
+    conditions: Mapping[str, str | bool] = field(default_factory=dict)
+    """What differs from a run of the embedded engine."""
 
     def plan(self) -> Plan:
         study = Study(
@@ -169,7 +171,7 @@ class Case:
         return Evidence(
             kvtriage_version="0",
             arms=self.arms(),
-            conditions=conditions,
+            conditions=msgspec.structs.replace(conditions, **self.conditions),
             conditions_hash=CONDITIONS,
             trials=len(self.trials()),
             noise_floor_kl=self.kl.get("bf16_repeat", 0.0),

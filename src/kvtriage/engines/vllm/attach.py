@@ -68,6 +68,10 @@ class AttachedFleet:
         return ("attached",)
 
     @property
+    def sets_steps(self) -> bool:
+        return False
+
+    @property
     def devices(self) -> int:
         return 1
 
@@ -85,6 +89,10 @@ class AttachedFleet:
             served.dialect = learn_dialect(client, served.model)
             self._served[name] = served
         return self._served[name]
+
+    def has_ended(self, arm: Arm) -> bool:
+        """Nobody tells of somebody else's server."""
+        return False
 
     def restart(self, arm: Arm) -> None:
         """Somebody else's server may come back by itself: it is asked anew."""

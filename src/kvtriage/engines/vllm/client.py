@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from kvtriage.engines.vllm.failures import Refused, ServerGone, Unanswered
+from kvtriage.engines.vllm.failures import Missing, Refused, ServerGone, Unanswered
 from kvtriage.errors import EngineError, NonFinite, StudyError
 
 __all__ = ["TOKEN_VARIABLE", "Client", "Piece", "check_url", "token_from_environment"]
@@ -181,7 +181,8 @@ def _failed(where: str, status: int, body: bytes) -> EngineError:
         return Unanswered(f"{where} answered {status}: {reason}", hint="the server's log says why")
     if status in (401, 403):
         return Refused(f"{where} answered {status}", hint=f"put the server's token into {TOKEN_VARIABLE}")
-    return Refused(f"{where} answered {status}: {reason}", hint="the server cannot do what this arm asks of it")
+    kind = Missing if status in (404, 405) else Refused
+    return kind(f"{where} answered {status}: {reason}", hint="the server cannot do what this arm asks of it")
 
 
 def _reason(body: bytes) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from kvtriage.engines.base import (
+    Answered,
     Applied,
     Arm,
     EngineInfo,
@@ -26,12 +27,13 @@ from kvtriage.engines.base import (
     Tokenizer,
     check_arm,
 )
+from kvtriage.engines.vllm.asking import need_observer, score, score_in_company, stream_bodies, switch_probe
 from kvtriage.engines.vllm.failures import ServerGone, Unanswered
 from kvtriage.engines.vllm.fleet import Fleet, Served
 from kvtriage.engines.vllm.observer import Observer, Probe
+from kvtriage.engines.vllm.readback import backend_of_layers, numerics_of_layers, rounding_of_layers
 from kvtriage.engines.vllm.recipe import probe_of, served_policy
-from kvtriage.engines.vllm.scoring import new_salt
-from kvtriage.engines.vllm.timing import Stream, closed_loop, mean_steps, stream_body
+from kvtriage.engines.vllm.timing import closed_loop, mean_steps, open_loop
 from kvtriage.engines.vllm.vetting import UNKNOWN, Vetting
 from kvtriage.errors import BadInput, EngineError, PolicyNotApplied
 from kvtriage.fp8.scales import ScaleSet
@@ -58,12 +60,16 @@ class VllmEngine:
         fleet: Fleet,
         say: Callable[[str], None],
         patience_s: Sequence[float] = PATIENCE_S,
+        *,
+        mixed_backends: bool = False,
     ) -> None:
+        """mixed_backends: whether arms may run on another attention backend than BF16."""
         self._spec = spec
         self._tokenizer = tokenizer
         self._fleet = fleet
         self._say = say
         self._patience_s = tuple(patience_s)
+        self._mixed_backends = mixed_backends
         self._info: EngineInfo | None = None
         self._vetting = Vetting(spec, tokenizer, say, self._native_dtype)
         self._cold: set[str] = set()
@@ -147,12 +153,12 @@ class VllmEngine:
         """All prompts in one go: what an interrupted one gathered is thrown away, and it starts anew."""
 
         def work(served: Served) -> _T:
-            observer = _need_observer(served, "ranges are observed inside the server")
+            observer = need_observer(served, "ranges are observed inside the server")
             observer.start(edges, candidates)
             try:
                 for done, prompt in enumerate(prompts):
                     progress(done, len(prompts))
-                    closed_loop(served.client, [stream_body(served.model, prompt, 1, new_salt())], 1)
+                    closed_loop(served.client, stream_bodies(served, [prompt], 1), 1)
                 found = read(observer)
             finally:
                 with contextlib.suppress(EngineError):
@@ -163,24 +169,19 @@ class VllmEngine:
         return self.persist(self._native(), work)
 
     def score(self, arm: Arm, request: ScoreRequest) -> ScoreResponse:
-        return self.persist(arm, lambda served: self._score(served, request))
+        """An arm to be repeated in pieces on a server whose steps are its own affair is scored in company instead."""
+        ask = score if arm.prefill_chunk is None or self._fleet.sets_steps else score_in_company
+        return self.persist(arm, lambda served: ask(served, request, self._tokenizer.encode))
 
     def _probed(self, arm: Arm, request: ScoreRequest) -> ScoreResponse:
         """`arm` rounded by the extension, even where a server could store it: no new server is started."""
-        return self.persist(self._native(), lambda served: self._score(served, request), probe_of(arm))
+        encode = self._tokenizer.encode
+        return self.persist(self._native(), lambda served: score(served, request, encode), probe_of(arm))
 
     def generate(self, arm: Arm, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
-        def stream(served: Served, count: int) -> list[Stream]:
-            asked = [stream_body(served.model, prompt, count, new_salt()) for prompt in prompts]
-            bodies = [served.dialect.adapt(body) for body in asked]
-            return closed_loop(served.client, bodies, len(bodies))
-
         def ask(served: Served) -> Generation:
-            if arm.name in self._cold:
-                # Its caller warmed up the server that died.
-                stream(served, _WARM_UP_TOKENS)
-                self._cold.discard(arm.name)
-            streams = stream(served, new_tokens)
+            self._warm_up(arm, served, prompts)
+            streams = closed_loop(served.client, stream_bodies(served, prompts, new_tokens), len(prompts))
             ttft_s, token_s = mean_steps(streams)
             return Generation(
                 token_ids=tuple(stream.token_ids for stream in streams),
@@ -192,9 +193,23 @@ class VllmEngine:
 
         return self.persist(arm, ask)
 
-    def _score(self, served: Served, request: ScoreRequest) -> ScoreResponse:
-        answer = served.client.post_json("/v1/completions", served.dialect.body(served.model, request))
-        return served.dialect.read(request, answer, self._tokenizer.encode)
+    def load(
+        self, arm: Arm, prompts: Sequence[Sequence[int]], due_s: Sequence[float], new_tokens: int
+    ) -> tuple[Answered, ...]:
+        """All anew where one of them failed: a loop with a gap in it is another loop."""
+
+        def ask(served: Served) -> tuple[Answered, ...]:
+            self._warm_up(arm, served, prompts[:1])
+            streams = open_loop(served.client, stream_bodies(served, prompts, new_tokens), due_s)
+            return tuple(Answered(stream.ttft_s, stream.token_s) for stream in streams)
+
+        return self.persist(arm, ask)
+
+    def _warm_up(self, arm: Arm, served: Served, prompts: Sequence[Sequence[int]]) -> None:
+        """A server that came back: its caller warmed up the one that died."""
+        if arm.name in self._cold:
+            closed_loop(served.client, stream_bodies(served, prompts, _WARM_UP_TOKENS), len(prompts))
+            self._cold.discard(arm.name)
 
     def applied(self, arm: Arm) -> Applied:
         """Asked anew each time: what acts now."""
@@ -217,7 +232,7 @@ class VllmEngine:
                     raise
                 self._say(f"{arm.name}: {error.message}; asking again in {pause_s:g} s")
                 time.sleep(pause_s)
-                if isinstance(error, ServerGone) or self._fleet.serve(arm).explain() is not None:
+                if isinstance(error, ServerGone) or self._fleet.has_ended(arm):
                     self._fleet.restart(arm)
                     self._cold.add(arm.name)
 
@@ -228,10 +243,10 @@ class VllmEngine:
         if arm.name not in served.checked:
             if served.probing is None and served.observer is not None:
                 served.observer.stop()
-            _switch(served, arm, own)
+            switch_probe(served, arm, own)
             self._vetting.vet(arm, served)
             served.checked.add(arm.name)
-        _switch(served, arm, own if probe is None else probe)
+        switch_probe(served, arm, own if probe is None else probe)
         return served
 
     def _native(self) -> Arm:
@@ -244,27 +259,28 @@ class VllmEngine:
         return UNKNOWN if served.config is None else served.config.cache_dtype
 
     def _learn(self, served: Served) -> EngineInfo:
-        layers = [layer for rank in served.ranks or () for layer in rank]
-        backends = sorted({layer.backend_name or layer.backend for layer in layers})
-        backend = "+".join(backends) or served.log_backend or UNKNOWN
+        ranks = served.ranks or ()
         device = served.facts.get("gpus") or served.facts.get("device") or UNKNOWN
-        # Of a backend that takes Q in FP8 the probabilities are in FP8 too (FlashAttention 3, Triton).
-        quantizes = bool(layers) and all(layer.takes_quantized_q for layer in layers)
+        numerics = numerics_of_layers(ranks)
         return EngineInfo(
             name="vllm",
             version=served.version,
             device=str(device),
-            backend=backend,
-            numerics="attention" if quantizes else "storage",
+            backend=backend_of_layers(ranks) or served.log_backend or UNKNOWN,
+            numerics=numerics,
             compute_dtype=str(served.facts.get("dtype", UNKNOWN)),
             native_dtype=self._native_dtype(),
             threads=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-            per_head_scales=all(layer.per_head_scales is not False for layer in layers),
+            per_head_scales=all(layer.per_head_scales is not False for rank in ranks for layer in rank),
             kl_top_k=served.dialect.top_k,
             readback=self._readback(),
             scoring=served.dialect.scoring,
             server=self._fleet.server_args,
             arms=self._fleet.arms,
+            repeat="chunks" if self._fleet.sets_steps else "batches",
+            rounding=rounding_of_layers(ranks),
+            probe_numerics=None if numerics == "storage" else "storage",
+            mixed_backends=self._mixed_backends,
         )
 
     def _readback(self) -> Readback:
@@ -292,32 +308,16 @@ class VllmSession:
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
         if len({len(prompt) for prompt in prompts}) != 1:
             raise BadInput("prompts of different lengths in one batch", hint="time one context length at a time")
+        self._check_timed()
+        return self._engine.generate(self._arm, prompts, new_tokens)
+
+    def load(self, prompts: Sequence[Sequence[int]], due_s: Sequence[float], new_tokens: int) -> tuple[Answered, ...]:
+        """See engines.base.TakesLoad."""
+        self._check_timed()
+        return self._engine.load(self._arm, prompts, due_s, new_tokens)
+
+    def _check_timed(self) -> None:
         if served_policy(self._arm.policy) != self._arm.policy:
             raise PolicyNotApplied(
                 f"arm {self._arm.name!r} is a probe and cannot be timed", hint="time storable policies only"
             )
-        return self._engine.generate(self._arm, prompts, new_tokens)
-
-
-def _switch(served: Served, arm: Arm, probe: Probe) -> None:
-    """Make the extension round `probe` and nothing else. Raises PolicyNotApplied where there is none."""
-    if served.probing == probe:
-        return
-    if served.observer is None:
-        if not probe:
-            return
-        raise PolicyNotApplied(
-            f"arm {arm.name!r} needs kvtriage's extension inside the server",
-            hint="start the server with the command that --dry-run prints, or leave this arm out",
-        )
-    served.observer.probe(probe)
-    served.probing = probe
-
-
-def _need_observer(served: Served, why: str) -> Observer:
-    if served.observer is None:
-        raise EngineError(
-            f"the server has no extension of kvtriage's, and {why}",
-            hint="calibrate and diagnose with --engine embedded, or start the server as --dry-run prints it",
-        )
-    return served.observer

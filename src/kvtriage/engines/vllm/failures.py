@@ -4,13 +4,14 @@ EngineError
 ├── Unanswered     the same request may be sent again: 5xx, stalled, cut off, too short
 ├── ServerGone     the server does not answer at all any more: start it again, where it is ours
 └── Refused        the server understood and said no: asking again would change nothing
+    └── Missing    it has nothing under that name, and may be asked for the rest
 """
 
 from __future__ import annotations
 
 from kvtriage.errors import EngineError
 
-__all__ = ["Refused", "ServerGone", "Unanswered"]
+__all__ = ["Missing", "Refused", "ServerGone", "Unanswered"]
 
 
 class Unanswered(EngineError):
@@ -23,3 +24,7 @@ class ServerGone(EngineError):
 
 class Refused(EngineError):
     """A 4xx, or an answer that means the server cannot do what is asked."""
+
+
+class Missing(Refused):
+    """A 404 or 405, or a method that the server's workers do not have."""

@@ -11,13 +11,12 @@ from typing import Any, Protocol
 from kvtriage.engines.base import Arm
 from kvtriage.engines.vllm.client import Client
 from kvtriage.engines.vllm.dialect import VLLM, Dialect
-from kvtriage.engines.vllm.failures import Refused, ServerGone
+from kvtriage.engines.vllm.failures import Missing, Refused, ServerGone
 from kvtriage.engines.vllm.log import backend_of, scale_warnings
 from kvtriage.engines.vllm.metrics import CacheConfig, read_cache_config
 from kvtriage.engines.vllm.observer import LiveLayer, Observer, Probe
 from kvtriage.engines.vllm.recipe import ServerOptions, count_devices, make_recipe, served_policy
 from kvtriage.engines.vllm.server import Launch, Recipe, Server, launch, show_command
-from kvtriage.errors import EngineError
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.kvcache.spec import CacheSpec
 
@@ -40,13 +39,14 @@ class Served:
     config: CacheConfig | None
     ranks: tuple[tuple[LiveLayer, ...], ...] | None
     """None where it has no extension to ask."""
+    unseen: str | None
+    """Why there are no ranks to see."""
     observer: Observer | None
     facts: dict[str, Any]
     """vLLM's own configuration, where it shows it; else empty."""
     dialect: Dialect = VLLM
     log_backend: str | None = None
     warnings: tuple[str, ...] = ()
-    explain: Callable[[], EngineError | None] = lambda: None
     checked: set[str] = field(default_factory=set)
     """Arms that were read back on it."""
     probing: Probe | None = None
@@ -71,6 +71,11 @@ class Fleet(Protocol):
     @property
     def server_args(self) -> tuple[str, ...]: ...
 
+    @property
+    def sets_steps(self) -> bool:
+        """Whether a server is given the length of its prefill steps, where an arm asks for one."""
+        ...
+
     def show(self, arm: Arm) -> str:
         """The arm's server in one line: the command that starts it, or where it is."""
         ...
@@ -84,26 +89,33 @@ class Fleet(Protocol):
         """The arm's server, started where it has to be. Raises EngineError."""
         ...
 
+    def has_ended(self, arm: Arm) -> bool:
+        """Whether the arm's server is known to have ended; it is not asked."""
+        ...
+
     def restart(self, arm: Arm) -> None:
         """After its death. Raises the reason where it cannot be started again."""
         ...
 
 
 def interrogate(client: Client, *, needs_extension: bool) -> Served:
-    """Ask a server who it is. Raises EngineError; Refused where it has no extension and needs one."""
+    """Ask a server who it is. What it does not have is left out; a question that failed is not taken for that.
+
+    Raises EngineError: Missing where it has no extension and needs one, Unanswered and ServerGone.
+    """
     match client.get_json("/v1/models"):
         case {"data": [{"id": str(model), **rest}, *_]}:
             root, longest = rest.get("root"), rest.get("max_model_len")
         case _:
             raise Refused(f"{client.url} lists no model", hint="is it an OpenAI-compatible server?")
     observer: Observer | None = Observer(client)
-    ranks = None
+    ranks, unseen = None, None
     try:
         ranks = Observer(client).layers()
-    except EngineError:
+    except Missing as missing:
         if needs_extension:
             raise
-        observer = None
+        observer, unseen = None, missing.message
     return Served(
         client=client,
         model=model,
@@ -112,6 +124,7 @@ def interrogate(client: Client, *, needs_extension: bool) -> Served:
         version=_optional(client, "/version", "version") or "unknown",
         config=_cache_config(client),
         ranks=ranks,
+        unseen=unseen,
         observer=observer,
         facts=_facts(client) if observer is not None else {},
     )
@@ -122,7 +135,7 @@ def _optional(client: Client, path: str, key: str) -> str | None:
         match client.get_json(path):
             case {**found} if isinstance(found.get(key), str):
                 return str(found[key])
-    except EngineError:
+    except Refused:
         return None
     return None
 
@@ -130,7 +143,7 @@ def _optional(client: Client, path: str, key: str) -> str | None:
 def _cache_config(client: Client) -> CacheConfig | None:
     try:
         return read_cache_config(client.get_text("/metrics"))
-    except EngineError:
+    except Refused:
         return None
 
 
@@ -138,7 +151,7 @@ def _facts(client: Client) -> dict[str, Any]:
     """Of all that /server_info shows, what is asked for below: the rest may hold secrets and is dropped here."""
     try:
         found = client.get_json("/server_info?config_format=json")
-    except EngineError:
+    except Refused:
         return {}
     match found:
         case {"vllm_config": {"model_config": {"dtype": str(dtype)}, "device_config": {"device": device}}, **rest}:
@@ -168,7 +181,9 @@ class LaunchedFleet:
         self._checkpoint = checkpoint
         self._open_server = open_server
         self._recipe: Recipe | None = None
+        self._server: Server | None = None
         self._served: Served | None = None
+        """What the server said of itself, once it has said all of it."""
         self._stack = ExitStack()
 
     def __enter__(self) -> LaunchedFleet:
@@ -190,6 +205,10 @@ class LaunchedFleet:
         return self._options.engine_args
 
     @property
+    def sets_steps(self) -> bool:
+        return True
+
+    @property
     def devices(self) -> int:
         return count_devices(self._options.engine_args)
 
@@ -203,31 +222,29 @@ class LaunchedFleet:
 
     def serve(self, arm: Arm) -> Served:
         recipe = self.recipe(arm)
-        if self._served is None or recipe != self._recipe:
+        if self._server is None or recipe != self._recipe:
             self._stop()
-            self._start(recipe, arm.name)
-        served = self._served
-        if served is None:
-            raise EngineError(f"there is no server for arm {arm.name!r}", hint="run the same command again")
-        return served
+            self._server = self._stack.enter_context(self._open_server(recipe, _file_name(arm.name), self._how))
+            self._recipe = recipe
+        if self._served is None:
+            served = interrogate(self._server.client, needs_extension=True)
+            served.log_backend = backend_of(self._server.log)
+            served.warnings = scale_warnings(self._server.log)
+            self._served = served
+        return self._served
+
+    def has_ended(self, arm: Arm) -> bool:
+        return self._server is not None and self._server.explain() is not None
 
     def restart(self, arm: Arm) -> None:
-        reason = None if self._served is None else self._served.explain()
+        reason = None if self._server is None else self._server.explain()
         if reason is not None and not isinstance(reason, ServerGone):
             raise reason
         self._stop()
         self._how.say(f"server {arm.name}: starting it again")
 
-    def _start(self, recipe: Recipe, name: str) -> None:
-        server = self._stack.enter_context(self._open_server(recipe, _file_name(name), self._how))
-        served = interrogate(server.client, needs_extension=True)
-        served.log_backend = backend_of(server.log)
-        served.warnings = scale_warnings(server.log)
-        served.explain = server.explain
-        self._served, self._recipe = served, recipe
-
     def _stop(self) -> None:
-        self._served = self._recipe = None
+        self._server = self._served = self._recipe = None
         self._stack.close()
         self._stack = ExitStack()
 

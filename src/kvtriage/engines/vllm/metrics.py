@@ -24,7 +24,6 @@ class CacheConfig:
     cache_dtype: str
     """As the flag: 'fp8', 'auto', 'bfloat16'."""
     skip_layers: tuple[str, ...]
-    prefix_caching: bool
     pool: Pool | None
     """None while the server has not counted its blocks."""
 
@@ -37,7 +36,6 @@ def read_cache_config(metrics: str) -> CacheConfig | None:
     return CacheConfig(
         cache_dtype=labels["cache_dtype"],
         skip_layers=tuple(_WORD.findall(_said(labels, "kv_cache_dtype_skip_layers") or "")),
-        prefix_caching=labels.get("enable_prefix_caching") == "True",
         pool=_pool(labels),
     )
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from kvtriage.engines.vllm.client import Client
-from kvtriage.engines.vllm.failures import Refused, Unanswered
+from kvtriage.engines.vllm.failures import Missing, Refused, Unanswered
 from kvtriage.errors import EngineError, NonFinite
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.fp8.stats import HeldOut, HeldOutShare, KVStats, RangeStats, TensorKey
@@ -88,7 +88,7 @@ class Observer:
         self._client = client
 
     def layers(self) -> tuple[tuple[LiveLayer, ...], ...]:
-        """[ranks][layers of that rank]. Raises Refused where there is no extension to ask."""
+        """[ranks][layers of that rank]. Raises Missing where there is no extension to ask."""
         return tuple(self._ask("kvtriage_layers", tuple[LiveLayer, ...]))
 
     def watch(self, on: bool) -> None:
@@ -157,12 +157,24 @@ class Observer:
         return replies
 
     def _call(self, method: str, *args: object) -> Any:
+        """Raises Missing, saying what the server lacks; Unanswered where it has the method, and the call failed."""
         try:
             return self._client.post_json(_RPC, {"method": method, "args": list(args)})
+        except Refused as error:
+            # A gateway in front of somebody's server may let /v1 through and nothing else.
+            why = "are off" if isinstance(error, Missing) else "are not open to kvtriage"
+            raise Missing(
+                f"the server's development endpoints {why}",
+                hint="start it with VLLM_SERVER_DEV_MODE=1 and --worker-extension-cls, as --dry-run prints it",
+            ) from error
         except Unanswered as error:
-            raise EngineError(
-                f"the server could not do {method}: {error.message}",
-                hint="does it run with the extension (--worker-extension-cls), and with VLLM_SERVER_DEV_MODE=1?",
+            if f"Method {method!r} is not implemented" in error.message:
+                raise Missing(
+                    "the server runs without kvtriage's extension",
+                    hint="start it with --worker-extension-cls and PYTHONPATH, as --dry-run prints it",
+                ) from error
+            raise Unanswered(
+                f"the server's extension failed at {method}: {error.message}", hint="the server's log says more"
             ) from error
 
     def _ask(self, method: str, kind: Any) -> list[Any]:

@@ -18,9 +18,12 @@ __all__ = [
     "PROBE",
     "applied_from_config",
     "applied_from_layers",
+    "backend_of_layers",
     "check_config",
     "check_live",
     "doubts",
+    "numerics_of_layers",
+    "rounding_of_layers",
     "say_readback",
 ]
 
@@ -28,6 +31,23 @@ PROBE = "probe"
 _WORDS = {"bfloat16": "BF16", "auto": "in the model's own dtype"}
 _TRUNCATES = "vllm.v1.attention.backends.cpu_attn."
 """Rounds to E4M3 towards zero in vLLM 0.32."""
+
+
+def backend_of_layers(ranks: Sequence[Sequence[LiveLayer]]) -> str | None:
+    """All that there are, 'FLASH_ATTN' or 'FLASHINFER+FLASH_ATTN'; None where there are no layers."""
+    return "+".join(sorted({live.backend_name or live.backend for rank in ranks for live in rank})) or None
+
+
+def numerics_of_layers(ranks: Sequence[Sequence[LiveLayer]]) -> str:
+    """'attention' of a backend that takes Q in FP8, whose probabilities are in FP8 too (FlashAttention 3, Triton)."""
+    layers = [live for rank in ranks for live in rank]
+    return "attention" if layers and all(live.takes_quantized_q for live in layers) else "storage"
+
+
+def rounding_of_layers(ranks: Sequence[Sequence[LiveLayer]]) -> str:
+    """To E4M3, where a layer is stored in it."""
+    truncates = any(live.backend.startswith(_TRUNCATES) for rank in ranks for live in rank)
+    return "towards zero" if truncates else "nearest"
 
 
 def applied_from_layers(arm: Arm, spec: CacheSpec, ranks: Sequence[Sequence[LiveLayer]], pool: Pool | None) -> Applied:
@@ -51,7 +71,15 @@ def applied_from_layers(arm: Arm, spec: CacheSpec, ranks: Sequence[Sequence[Live
         k_scales.append(_gathered(layer, live, "k", per_head=per_head))
         v_scales.append(_gathered(layer, live, "v", per_head=per_head))
         q_scales.append(_query_scales(layer, live) if live[0].quantizes_q else ())
-    return Applied(tuple(dtypes), tuple(k_scales), tuple(v_scales), tuple(q_scales), pool)
+    return Applied(
+        dtypes=tuple(dtypes),
+        k_scales=tuple(k_scales),
+        v_scales=tuple(v_scales),
+        q_scales=tuple(q_scales),
+        pool=pool,
+        backend=backend_of_layers(ranks),
+        numerics=numerics_of_layers(ranks),
+    )
 
 
 def applied_from_config(arm: Arm, spec: CacheSpec, config: CacheConfig, native_dtype: str) -> Applied:
@@ -87,8 +115,8 @@ def check_live(arm: Arm, spec: CacheSpec, ranks: Sequence[Sequence[LiveLayer]]) 
 
 def doubts(ranks: Sequence[Sequence[LiveLayer]]) -> Iterator[str]:
     """What is as asked, and does not tell of a GPU all the same."""
-    stored = [live for rank in ranks for live in rank if live.kv_cache_dtype in FP8_FLAGS]
-    if any(live.backend.startswith(_TRUNCATES) for live in stored):
+    stored = [[live for live in rank if live.kv_cache_dtype in FP8_FLAGS] for rank in ranks]
+    if rounding_of_layers(stored) != "nearest":
         yield (
             "vLLM's own CPU backend rounds to E4M3 towards zero, and GPUs round to nearest: FP8 looks worse than it "
             "is; install kvtriage-vllm-cpu beside vLLM"

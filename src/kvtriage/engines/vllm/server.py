@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import os
 import secrets
 import shlex
@@ -21,10 +23,28 @@ from kvtriage.engines.vllm.log import PORT_TAKEN, ending_of, phase_of
 from kvtriage.errors import EngineError
 from kvtriage.files import writing
 
-__all__ = ["HOST", "Launch", "Recipe", "Server", "environment_of", "launch", "show_command", "split_command"]
+__all__ = [
+    "GATE",
+    "HOST",
+    "KEY_VARIABLE",
+    "PROOF_PATH",
+    "Launch",
+    "Recipe",
+    "Server",
+    "environment_of",
+    "launch",
+    "show_command",
+    "split_command",
+]
 
 HOST = "127.0.0.1"
+GATE = "kvtriage_gate.Gate"
+"""Stands before every path of a server of ours: every account of the machine reaches its port. It is in `inside/`."""
+KEY_VARIABLE = "KVTRIAGE_SERVER_KEY"
+PROOF_PATH = "/kvtriage/proof/"
 _POLL_S = 0.1
+_HEALTH_S = 5.0
+"""How long one question for readiness may stay without an answer: the start has a limit of its own."""
 _LEAST_POLL_S = 0.02
 _GRACE_S = 20.0
 _STOP_S = 40.0
@@ -55,6 +75,8 @@ class Launch:
     say: Say
     start_timeout_s: float = 1800.0
     grace_s: float = _GRACE_S
+    new_key: Callable[[], str] = secrets.token_urlsafe
+    """A key for each start. It is in the environment of that server, and nowhere else."""
 
 
 class Server:
@@ -134,27 +156,28 @@ def launch(recipe: Recipe, name: str, how: Launch) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def _start(recipe: Recipe, name: str, how: Launch) -> Iterator[Server]:
-    port, called = _free_port(), f"kvtriage-{secrets.token_hex(8)}"
+    port, called, key = _free_port(), f"kvtriage-{secrets.token_hex(8)}", how.new_key()
     log_file = how.logs / f"{name}.log"
-    command = [*recipe.command, "--host", HOST, "--port", str(port), "--served-model-name", called]
+    where = ("--host", HOST, "--port", str(port), "--served-model-name", called, "--middleware", GATE)
     with contextlib.ExitStack() as stack:
         with writing(log_file):
             how.logs.mkdir(parents=True, exist_ok=True)
             log = stack.enter_context(log_file.open("ab"))
         start = log.tell()
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", warden.__file__, str(how.grace_s), *command],
+            [sys.executable, "-I", "-S", warden.__file__, str(how.grace_s), *recipe.command, *where],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env=environment_of(recipe, os.environ),
+            env={**environment_of(recipe, os.environ), KEY_VARIABLE: key},
         )
         stack.callback(_stop, process, how.grace_s)
-        client = stack.enter_context(Client(f"http://{HOST}:{port}"))
-        server = Server(client, log_file, start, process)
-        _await_ready(server, name, how)
-        _check_own(client, name, called)
+        url = f"http://{HOST}:{port}"
+        server = Server(stack.enter_context(Client(url, key)), log_file, start, process)
+        with Client(url, stall_s=_HEALTH_S) as door:
+            _await_ready(server, door, name, how)
+            _check_own(door, name, key)
         yield server
 
 
@@ -165,10 +188,10 @@ def _free_port() -> int:
     return port
 
 
-def _await_ready(server: Server, name: str, how: Launch) -> None:
+def _await_ready(server: Server, door: Client, name: str, how: Launch) -> None:
     started = time.monotonic()
     said, pause = "", _LEAST_POLL_S
-    while not _is_ready(server.client):
+    while not _is_ready(door):
         if (ended := server.explain()) is not None:
             raise ended
         phase = phase_of(server.log)
@@ -188,16 +211,29 @@ def _await_ready(server: Server, name: str, how: Launch) -> None:
     how.say(f"server {name}: ready after {time.monotonic() - started:.0f} s")
 
 
-def _check_own(client: Client, name: str, called: str) -> None:
-    """Whoever answers at the port has to be the server just started, whose model has a name that nobody else's has.
+def _check_own(door: Client, name: str, key: str) -> None:
+    """Whoever answers at the port has to show that it was given the key, before the key is sent there.
 
-    Raises ServerGone for a program that took the port before ours came to it. Should it take it later, it knows no
-    such model.
+    Raises ServerGone for a program that took the port before ours came to it, EngineError for a server of ours that
+    was not told its key. A program that takes the port later gets a key that is of no more use, and knows no model
+    of the random name that ours has.
     """
-    match client.get_json("/v1/models"):
-        case {"data": [{"id": str(found)}, *_]} if found == called:
-            return
-    raise ServerGone(f"the server of {name} is gone: {PORT_TAKEN}", hint="run the same command again")
+    nonce = secrets.token_hex(16)
+    try:
+        proof = door.get_text(f"{PROOF_PATH}{nonce}")
+    except Unanswered as error:
+        raise EngineError(
+            f"the server of {name} does not show that it is ours: {error.message}",
+            hint=f"a container has to be given {KEY_VARIABLE}, as it is given the other variables",
+        ) from error
+    except (Refused, ServerGone):
+        proof = ""
+    right = hmac.new(key.encode(), nonce.encode(), hashlib.sha256).hexdigest()
+    if not hmac.compare_digest(proof.encode(), right.encode()):
+        raise ServerGone(
+            f"the server of {name} is gone: {PORT_TAKEN}",
+            hint="run the same command again; does --vllm-command start vLLM's own Python front end?",
+        )
 
 
 def _is_ready(client: Client) -> bool:

@@ -35,12 +35,15 @@ class Stream:
     token_ids: tuple[int, ...]
     """Empty where the server does not say which they are."""
     arrival_s: tuple[float, ...]
-    chunks: int
-    """Fewer than tokens where the server sent several at once."""
 
     @property
     def ttft_s(self) -> float:
         return self.arrival_s[0]
+
+    @property
+    def token_s(self) -> tuple[float, ...]:
+        """Of each token after the first, seconds."""
+        return tuple(after - before for before, after in itertools.pairwise(self.arrival_s))
 
 
 def stream_body(model: str, prompt: Sequence[int], new_tokens: int, salt: str) -> dict[str, Any]:
@@ -66,25 +69,24 @@ def read_stream(pieces: Sequence[Piece], started_s: float, new_tokens: int) -> S
     tokens: list[int] = []
     arrivals: list[float] = []
     spoken: list[float] = []
-    chunks, finished, counted = 0, False, None
+    finished, counted = False, None
     for at_s, events in _events(pieces):
         carried = [_carried(event) for event in events if event != _DONE]
         finished |= _DONE in events
         spoken += [at_s for event in carried if event.text and not event.token_ids]
         counted = next((event.counted for event in carried if event.counted is not None), counted)
-        chunks += sum(bool(event.token_ids) for event in carried)
         new = [token for event in carried for token in event.token_ids]
         before = arrivals[-1] if arrivals else at_s
         arrivals += [before + (at_s - before) * (i + 1) / len(new) for i in range(len(new))]
         tokens += new
     if spoken and not tokens:
-        chunks, arrivals = len(spoken), _shared_out(spoken, len(spoken) if counted is None else counted)
+        arrivals = _shared_out(spoken, len(spoken) if counted is None else counted)
     if not finished or len(arrivals) != new_tokens:
         raise Unanswered(
             f"a stream of {new_tokens} tokens ended after {len(arrivals)}",
             hint="the server broke off, or does not know ignore_eos; its log says more",
         )
-    return Stream(tuple(tokens), tuple(at_s - started_s for at_s in arrivals), chunks)
+    return Stream(tuple(tokens), tuple(at_s - started_s for at_s in arrivals))
 
 
 def _shared_out(spoken: Sequence[float], count: int) -> list[float]:

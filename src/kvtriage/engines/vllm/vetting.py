@@ -58,6 +58,10 @@ class Vetting:
             self._say(f"server {arm.name}: {served.dialect.words}")
         for warning in (*served.warnings, *doubts(served.ranks or ())):
             self._say(f"warning: server {arm.name}: {warning}")
+        if served.unseen is not None:
+            self._say(f"warning: server {arm.name}: {served.unseen}: its scales cannot be read back")
+        if served.config is None or served.config.pool is None:
+            self._say(f"warning: server {arm.name}: /metrics does not tell the size of its cache; none is recorded")
         if served.config is not None:
             check_config(arm, served.config)
             if served.ranks is None and served.config.cache_dtype == "auto":

@@ -8,6 +8,10 @@ kvtriage asks for the end or has died in whatever way, or when the warden itself
 (SIGKILL). What the server left behind, in any session, comes to the warden as the reaper of its
 descendants (Linux), and is ended too, by its id. The warden's exit code is the server's.
 
+Nobody can catch SIGKILL, so there are two: the outer process that kvtriage starts forks the inner one
+that starts the server. Killed, the inner leaves the server's whole family to the outer; the outer's
+end is a SIGTERM to the inner.
+
 It runs as a script, and imports the standard library alone.
 """
 
@@ -61,8 +65,30 @@ def main(words: Sequence[str]) -> int:
         signal.signal(ignored, signal.SIG_IGN)
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
-    code = guard(words[1:], float(words[0]), sys.stdin.fileno(), lambda: bool(asked))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    outer = os.getpid()
+    inner = os.fork()
+    if inner == 0:
+        # A session of its own, so that no signal to one's group reaches the other.
+        os.setsid()
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        code = guard(words[1:], float(words[0]), sys.stdin.fileno(), lambda: bool(asked) or os.getppid() != outer)
+        return code if code >= 0 else 128 - code
+    code = _outlast(inner, asked)
+    _end_orphans()
     return code if code >= 0 else 128 - code
+
+
+def _outlast(inner: int, asked: Sequence[int]) -> int:
+    """The exit code of the inner warden once it has ended, negative for a signal; it is told when this one is `asked`
+    to end."""
+    told = False
+    while (ended := os.waitpid(inner, os.WNOHANG)) == (0, 0):
+        if asked and not told:
+            told = True
+            os.kill(inner, signal.SIGTERM)
+        time.sleep(_TICK_S)
+    return os.waitstatus_to_exitcode(ended[1])
 
 
 def _is_closed(stdin: int) -> bool:

@@ -10,11 +10,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import hashlib
+import hmac
 import itertools
 import json
 import math
 import os
 import random
+import socket
 import sys
 import threading
 import time
@@ -69,7 +72,7 @@ class Faults:
     default_scales: bool = False
     ignores_skip: bool = False
     start: str = ""
-    """'oom', 'port', 'dies' or 'never': how a program fails before it is ready."""
+    """'oom', 'port', 'dies', 'never' or 'mute': how a program fails before it is ready."""
 
     def strikes(self, name: str) -> bool:
         left: int = getattr(self, name)
@@ -101,7 +104,12 @@ class Player:
     version: str = "0.32.0"
     gpus: str | None = None
     quantizes_q: bool = False
+    backend: str = "FAKE_ATTN"
     extension: bool = True
+    methods: bool = True
+    """Whether its workers have the extension's methods, where there are development endpoints at all."""
+    forbidden: bool = False
+    """Whether a gateway in front lets nothing but /v1 through."""
     metrics: bool = True
     max_model_len: int = 2048
     tokens_per_chunk: int = 1
@@ -114,6 +122,8 @@ class Player:
     most_logprobs: int = 20
     speaks_ids: bool = True
     """Whether it says which tokens it generates; else their texts alone."""
+    gated: bool = False
+    """Whether kvtriage's gate stands before it; then `token` is what it was told as its key."""
     sharpness: float = 1.0
     """How sure the model is of itself; another one is another model."""
     paths: list[str] = field(default_factory=list)
@@ -180,7 +190,7 @@ class Player:
             "v_scale": own.get("v", [1.0]),
             "q_scale": own.get("q", [1.0]),
             "backend": "fake.Backend",
-            "backend_name": "FAKE_ATTN",
+            "backend_name": self.backend,
             "per_head_scales": True,
             "quantizes_q": fp8 and self.quantizes_q,
             "takes_quantized_q": self.quantizes_q,
@@ -299,8 +309,16 @@ class _Handler(BaseHTTPRequestHandler):
             if __name__ == "__main__":
                 os._exit(9)
             return False
-        if player.token is not None and self.headers.get("Authorization") != f"Bearer {player.token}":
+        if player.gated and path.startswith("/kvtriage/proof/"):
+            self._prove(path.rpartition("/")[2])
+            return False
+        if player.gated and path == "/health":
+            return True
+        if (player.token is not None or player.gated) and self.headers.get("Authorization") != f"Bearer {player.token}":
             self._json({"error": {"message": "Unauthorized"}}, 401)
+            return False
+        if player.forbidden and not path.startswith("/v1/"):
+            self._json({"message": "Forbidden"}, 403)
             return False
         if status is not None:
             self._json({"error": {"message": "a planted fault"}}, status)
@@ -313,9 +331,20 @@ class _Handler(BaseHTTPRequestHandler):
             return False
         return True
 
+    def _prove(self, nonce: str) -> None:
+        key = self.player.token
+        if key is None:
+            self._send(b"KVTRIAGE_SERVER_KEY is not in the server's environment", 503)
+        else:
+            self._send(hmac.new(key.encode(), nonce.encode(), hashlib.sha256).hexdigest().encode())
+
     def _rpc(self, method: str, args: list[Any]) -> None:
         player = self.player
         result: Any = None
+        if not player.methods:
+            told = f"Call to collective_rpc method failed: Method {method!r} is not implemented."
+            self._json({"error": {"message": told}}, 500)
+            return
         match method:
             case "kvtriage_layers":
                 result = player.layers()
@@ -515,6 +544,7 @@ def read_flags(words: list[str]) -> tuple[Player, int]:
 def _main() -> None:
     player, port = read_flags(sys.argv[1:])
     player.faults = Faults(**json.loads(os.environ.get("FAKE_FAULTS", "{}")))
+    player.gated, player.token = True, os.environ.get("KVTRIAGE_SERVER_KEY")
     print("INFO Resolved architecture: Fake\nINFO Starting to load model", file=sys.stderr, flush=True)
     match player.faults.start:
         case "oom":
@@ -529,6 +559,9 @@ def _main() -> None:
             sys.exit("ValueError: this model is broken")
         case "never":
             time.sleep(600)
+        case "mute":
+            with socket.create_server(("127.0.0.1", port)):
+                time.sleep(600)
     if os.environ.get("FAKE_CHILD"):
         # A worker in a session of its own, which a signal to the process group does not reach.
         child = os.fork()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from kvtriage.engines.base import Arm, Readback, ScoreRequest, ScoreResponse
 from kvtriage.engines.fake import FakeTokenizer
 from kvtriage.engines.vllm.attach import AttachedFleet, read_urls
 from kvtriage.engines.vllm.engine import VllmEngine
+from kvtriage.engines.vllm.failures import Unanswered
 from kvtriage.errors import EngineError, PolicyNotApplied, StudyError
 from kvtriage.kvcache.policy import CachePolicy, Mantissa, Scaling
 from kvtriage.records.case import Evidence, ScoreTrial, TimingTrial, Trial
@@ -37,13 +39,16 @@ def player(folder: Path, dtype: str, **how: bool) -> Player:
 
 @contextlib.contextmanager
 def attached(
-    *players: Player, names: tuple[str, ...] = ("tiny",), say: Callable[[str], None] = lambda line: None
+    *players: Player,
+    names: tuple[str, ...] = ("tiny",),
+    say: Callable[[str], None] = lambda line: None,
+    mixed_backends: bool = False,
 ) -> Iterator[VllmEngine]:
     with contextlib.ExitStack() as stack:
         urls = [stack.enter_context(playing(p)) for p in players]
         fleet = AttachedFleet(dict(zip(("bf16", "fp8_unit"), urls, strict=False)), names, None)
         stack.enter_context(fleet)
-        yield VllmEngine(SPEC, FakeTokenizer(), fleet, say, patience_s=())
+        yield VllmEngine(SPEC, FakeTokenizer(), fleet, say, patience_s=(), mixed_backends=mixed_backends)
 
 
 def test_urls_are_given_by_arm() -> None:
@@ -99,8 +104,30 @@ def test_a_server_without_the_extension_is_measured_and_said_to_be(
         assert engine.info().readback is readback
         with engine.open(UNIT) as session:
             assert session.score(ScoreRequest("x", tuple(range(20)), 10)).nll
-        with pytest.raises(EngineError, match="no extension"):
+        with pytest.raises(EngineError, match="development endpoints are off, and ranges are observed inside"):
             engine.observe([list(range(20))], (0,), lambda done, total: None)
+
+
+def test_an_extension_that_fails_is_not_taken_for_none(tmp_path: Path) -> None:
+    broken = player(tmp_path, "bfloat16")
+    broken.faults.status = {"/collective_rpc": [500] * 9}
+    with attached(broken) as engine, pytest.raises(Unanswered, match=r"extension failed at kvtriage_layers: .*planted"):
+        engine.info()
+
+
+@pytest.mark.parametrize(
+    ("lacks", "says"),
+    [
+        ({"extension": False}, "server bf16: the server's development endpoints are off"),
+        ({"methods": False}, "server bf16: the server runs without kvtriage's extension"),
+        ({"forbidden": True}, "server bf16: the server's development endpoints are not open to kvtriage"),
+        ({"metrics": False}, "server bf16: /metrics does not tell the size of its cache"),
+    ],
+)
+def test_what_a_server_lacks_is_said(tmp_path: Path, lacks: dict[str, bool], says: str) -> None:
+    said: list[str] = []
+    with attached(player(tmp_path, "bfloat16", **lacks), say=said.append) as engine, engine.open(BF16):
+        assert any(says in line for line in said)
 
 
 @pytest.mark.parametrize(
@@ -230,6 +257,50 @@ def test_arms_are_compared_on_equal_servers(tmp_path: Path, change: dict[str, st
     refused = contextlib.nullcontext() if says is None else pytest.raises(EngineError, match=says)
     with attached(native, stored) as engine, engine.open(BF16), refused, engine.open(UNIT):
         pass
+
+
+def test_backends_are_compared_where_both_can_be_seen(tmp_path: Path) -> None:
+    native, stored = player(tmp_path, "bfloat16", extension=False), player(tmp_path, "fp8")
+    with attached(native, stored) as engine, engine.open(UNIT) as session:
+        assert (engine.info().backend, session.applied().backend) == ("unknown", "FAKE_ATTN")
+        check_applied(UNIT, session.applied(), engine.info(), SPEC)
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_arms_on_other_attention_backends_are_compared_only_where_the_user_says_so(
+    tmp_path: Path, allowed: bool
+) -> None:
+    native, stored = player(tmp_path, "bfloat16"), player(tmp_path, "fp8", quantizes_q=True)
+    stored.backend = "FLASH_ATTN, FA3"
+    refused = (
+        contextlib.nullcontext() if allowed else pytest.raises(PolicyNotApplied, match=r"on the .*, FA3, and BF16")
+    )
+    with attached(native, stored, mixed_backends=allowed) as engine, engine.open(UNIT) as session:
+        info, applied = engine.info(), session.applied()
+        assert (info.mixed_backends, info.backend, info.numerics) == (allowed, "FAKE_ATTN", "storage")
+        assert (applied.backend, applied.numerics) == ("FLASH_ATTN, FA3", "attention")
+        with refused:
+            check_applied(UNIT, applied, info, SPEC)
+
+
+def test_a_repeat_on_somebody_elses_server_is_read_in_the_company_of_others(tmp_path: Path) -> None:
+    """Its steps cannot be set: alone and at once it would be BF16 to the bit, and the noise floor zero."""
+    one = player(tmp_path, "bfloat16")
+    request = ScoreRequest("x", tuple(range(20)), 10)
+    repeat = dataclasses.replace(BF16, name="bf16_repeat", prefill_chunk=192)
+    with attached(one) as engine:
+        assert engine.info().repeat == "batches"
+        scored = []
+        for arm in (BF16, repeat):
+            with engine.open(arm) as session:
+                one.bodies.clear()
+                scored.append(session.score(request).nll)
+                asked = [body for body in one.bodies if "prompt" in body]
+                company = [body for body in asked if "prompt_logprobs" not in body]
+                assert len(asked) - len(company) == 1
+                assert len(company) == (3 if arm is repeat else 0)
+                assert len({body["cache_salt"] for body in asked}) == len(asked)
+    assert scored[0] == scored[1]
 
 
 def test_a_server_of_another_arm_is_refused(tmp_path: Path) -> None:

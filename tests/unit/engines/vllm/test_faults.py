@@ -14,14 +14,25 @@ from kvtriage.engines.base import Arm
 from kvtriage.engines.vllm.failures import Refused
 from kvtriage.errors import EngineError, KvtriageError, NonFinite, PolicyNotApplied
 from kvtriage.kvcache.policy import CachePolicy
-from kvtriage.records.case import Evidence, ScaleRecord, ScoreTrial, Sensitivities, TimingTrial, Trial
+from kvtriage.records.case import (
+    Evidence,
+    LoadTrial,
+    PoolTrial,
+    ScaleRecord,
+    ScoreTrial,
+    Sensitivities,
+    TimingTrial,
+    Trial,
+)
 from kvtriage.stages.ablate import ablate
 from tests.unit.engines.vllm.fleets import Stable
 from tests.unit.engines.vllm.misbehaving_server import STALL_S, Faults
 from tests.unit.stages.fake_case import STUDY, FakeCase, silent
 
 COMPLETIONS = "/v1/completions"
-SMALL = msgspec.structs.replace(STUDY, items_per_bucket=2, latency_contexts=(32,), latency_repeats=1)
+SMALL = msgspec.structs.replace(
+    STUDY, items_per_bucket=2, latency_contexts=(32,), latency_repeats=1, request_rates=(200.0,), requests_per_rate=3
+)
 
 
 @dataclass
@@ -64,6 +75,8 @@ def keys(trials: list[Trial]) -> Counter[tuple[object, ...]]:
                 found["score", trial.arm, trial.task, trial.item_id] += 1
             case TimingTrial():
                 found["timing", trial.arm, trial.phase, trial.context_len, trial.batch, trial.repeat] += 1
+            case LoadTrial():
+                found["load", trial.arm, trial.request_rate, len(trial.ttft_s)] += 1
             case _:
                 found[type(trial).__name__, trial.arm] += 1
     return found
@@ -86,6 +99,9 @@ PASSING: dict[str, Faults] = {
     "503 three times": Faults(status={COMPLETIONS: [503, 503, 503]}),
     "429": Faults(status={COMPLETIONS: [429]}),
     "500 of the extension's path": Faults(status={"/v1/models": [500]}),
+    "500 of the extension": Faults(status={"/collective_rpc": [500, 500]}),
+    "500 of the metrics": Faults(status={"/metrics": [500, 503]}),
+    "500 of the version": Faults(status={"/version": [500]}),
     "the server dies": Faults(deaths=1),
     "the server dies twice": Faults(deaths=2),
     "positions are missing": Faults(short_scores=2),
@@ -202,6 +218,7 @@ def test_what_was_read_back_is_said(undisturbed: Study) -> None:
 def test_capacities_are_those_the_server_reports(undisturbed: Study) -> None:
     pools = [trial for trial in undisturbed.trials if type(trial).__name__ == "PoolTrial"]
     assert len(pools) == len({trial.arm for trial in pools}) == 9
+    assert {trial.backend for trial in pools if isinstance(trial, PoolTrial)} == {"FAKE_ATTN"}
 
 
 def test_the_conditions_say_how_kl_was_counted(undisturbed: Study, tmp_path: Path) -> None:

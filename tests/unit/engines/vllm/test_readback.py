@@ -34,7 +34,7 @@ PER_HEAD = ScaleSet(
     ),
 )
 PER_TENSOR = ScaleSet(Scaling.PER_TENSOR, tuple(LayerScales(i, (0.5,), (0.25,), (0.125,)) for i in range(COUNT)))
-INFO = EngineInfo("vllm", "0.32.0", "cpu", "X", "storage", "float32", "bfloat16", 1, True)
+INFO = EngineInfo("vllm", "0.32.0", "cpu", "fake.Backend", "storage", "float32", "bfloat16", 1, True)
 
 
 def native(layer_idx: int) -> LiveLayer:
@@ -184,7 +184,7 @@ def test_ranks_that_differ_are_refused() -> None:
 
 
 def test_without_the_extension_the_flags_tell_the_dtypes() -> None:
-    config = CacheConfig("fp8", ("sliding_window",), True, None)
+    config = CacheConfig("fp8", ("sliding_window",), None)
     found = applied_from_config(ARM, SPEC, config, "bfloat16")
     assert found.dtypes == tuple("float8_e4m3fn" if i % 3 == 2 else "bfloat16" for i in range(COUNT))
     assert say_readback(ARM, found).endswith("their scales could not be read back")
@@ -194,4 +194,4 @@ def test_without_the_extension_the_flags_tell_the_dtypes() -> None:
 def test_flags_of_another_arm_are_refused(dtype: str, native_arm: bool) -> None:
     arm = Arm("bf16", CachePolicy.native(COUNT)) if native_arm else ARM
     with pytest.raises(PolicyNotApplied, match=f"the server's cache dtype is {dtype}"):
-        check_config(arm, CacheConfig(dtype, (), True, None))
+        check_config(arm, CacheConfig(dtype, (), None))

@@ -19,7 +19,7 @@ METRICS = (
 def test_the_cache_of_vllm_032_is_read() -> None:
     found = read_cache_config(METRICS)
     assert found is not None
-    assert (found.cache_dtype, found.skip_layers, found.prefix_caching) == ("fp8", ("0", "5"), True)
+    assert (found.cache_dtype, found.skip_layers) == ("fp8", ("0", "5"))
     assert found.pool == Pool(93184, 728, 128, 45.5, 2**30)
 
 

@@ -12,7 +12,18 @@ from pathlib import Path
 import pytest
 
 from kvtriage.engines.vllm import server as server_module
-from kvtriage.engines.vllm.server import Launch, Recipe, environment_of, launch, show_command, split_command
+from kvtriage.engines.vllm.client import Client
+from kvtriage.engines.vllm.failures import Refused
+from kvtriage.engines.vllm.server import (
+    KEY_VARIABLE,
+    PROOF_PATH,
+    Launch,
+    Recipe,
+    environment_of,
+    launch,
+    show_command,
+    split_command,
+)
 from kvtriage.errors import EngineError
 from tests.unit.engines.vllm.misbehaving_server import Player, playing
 
@@ -71,6 +82,49 @@ def test_tokens_of_other_servers_are_not_passed_on(tmp_path: Path, monkeypatch: 
     assert b"tok-5e1d0c" not in environment
 
 
+def test_nobody_but_kvtriage_is_answered(tmp_path: Path) -> None:
+    """Every account of the machine reaches 127.0.0.1; the key is in no file and in no argument."""
+    marker = tmp_path / "pids"
+    with launch(recipe(tmp_path, FAKE_CHILD=str(marker)), "bf16", how(tmp_path)) as server:
+        server.client.post_json("/collective_rpc", {"method": "kvtriage_layers", "args": []})
+        pid = marker.read_text().split()[0]
+        environment = dict(
+            word.split(b"=", 1) for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"=" in word
+        )
+        key = environment[KEY_VARIABLE.encode()]
+        assert len(key) >= 32
+        for token in (None, "guessed"):
+            with Client(server.client.url, token) as stranger:
+                for path in ("/metrics", "/v1/models", "/server_info"):
+                    with pytest.raises(Refused):
+                        stranger.get_text(path)
+                with pytest.raises(Refused):
+                    stranger.post_json("/collective_rpc", {"method": "kvtriage_layers", "args": []})
+        assert key not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert not any(key in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+
+
+def test_a_container_that_was_not_told_the_key_is_said(tmp_path: Path) -> None:
+    asked = Recipe(("env", "-u", KEY_VARIABLE, *recipe(tmp_path).command), {})
+    with (
+        pytest.raises(EngineError, match=r"does not show that it is ours: .* is not in the server's") as caught,
+        launch(asked, "bf16", how(tmp_path)),
+    ):
+        pass
+    assert KEY_VARIABLE in caught.value.hint
+
+
+def test_a_health_check_without_an_answer_does_not_outlast_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_HEALTH_S", 0.2)
+    asked = recipe(tmp_path, FAKE_FAULTS='{"start": "mute"}')
+    started = time.monotonic()
+    with pytest.raises(EngineError, match="was not ready after 1 s"), launch(asked, "bf16", how(tmp_path, None, 1.0)):
+        pass
+    assert time.monotonic() - started < 15
+
+
 def test_the_environment_of_a_server_is_the_users_with_the_recipes_on_top() -> None:
     asked = Recipe(("vllm",), {"PYTHONPATH": "/inside", "X": "1"})
     found = environment_of(asked, {"PYTHONPATH": "/theirs", "X": "0", "Y": "2", "VLLM_API_KEY": "s3cret"})
@@ -117,8 +171,9 @@ def test_a_stranger_at_the_port_is_not_taken_for_the_server(tmp_path: Path, monk
         monkeypatch.setattr(server_module, "_free_port", lambda: next(ports, None) or free())
         with launch(recipe(tmp_path), "bf16", how(tmp_path)) as server:
             assert server.client.url != url
-    assert "/v1/models" in stranger.paths
+    assert any(path.startswith(PROOF_PATH) for path in stranger.paths)
     assert stranger.bodies == []
+    assert not any("Authorization" in headers for headers in stranger.headers), "the key is not shown to strangers"
 
 
 def test_a_server_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
@@ -183,6 +238,19 @@ def test_a_warden_that_is_told_to_end_takes_the_server_with_it(tmp_path: Path) -
         server._warden.terminate()
         assert wait_for(lambda: not any(map(is_alive, pids)))
         assert wait_for(lambda: server.explain() is not None)
+
+
+@pytest.mark.parametrize("which", ["outer", "inner"])
+def test_a_warden_that_is_killed_leaves_the_other_to_end_everything(tmp_path: Path, which: str) -> None:
+    marker = tmp_path / "pids"
+    with launch(recipe(tmp_path, FAKE_CHILD=str(marker)), "bf16", how(tmp_path)) as server:
+        pids = [int(word) for word in marker.read_text().split()]
+        outer = server._warden.pid
+        inner = int(Path(f"/proc/{outer}/task/{outer}/children").read_text())
+        os.kill({"outer": outer, "inner": inner}[which], signal.SIGKILL)
+        assert wait_for(lambda: not any(map(is_alive, pids)))
+        assert wait_for(lambda: server.explain() is not None)
+    assert wait_for(lambda: not is_alive(inner))
 
 
 WATCHED = """

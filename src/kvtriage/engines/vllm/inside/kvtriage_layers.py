@@ -59,7 +59,8 @@ def find_places(worker: Any) -> list[Place]:
 def describe(place: Place) -> dict[str, Any]:
     """What acts on the data of this layer right now, in plain lists and numbers.
 
-    `backend` is the class that runs, with its module. `backend_name` is vLLM's word for it, with
+    `backend` is the class that runs, with its module. `backend_name` is vLLM's word for it, with the
+    generation of its kernels where it has several (FlashAttention 2 to 4 round differently), and
     the class behind it where another package registered it under that name. The `_float` scales are
     what a backend without per-head scales would read. `takes_quantized_q` is whether the backend wants Q in FP8
     where the cache is; `quantizes_q` whether this layer does it.
@@ -85,7 +86,7 @@ def describe(place: Place) -> dict[str, Any]:
         "quantizes_q": getattr(layer, "query_quant", None) is not None,
         "takes_quantized_q": bool(getattr(layer.impl, "supports_quant_query_input", False)),
         "backend": path,
-        "backend_name": backend.get_name() if path.startswith("vllm.") else f"{backend.get_name()} ({path})",
+        "backend_name": _backend_name(layer, path),
         "per_head_scales": bool(backend.supports_per_head_quant_scales()),
         "sliding_window": getattr(layer, "sliding_window", None),
         "shares_with": place.shares_with,
@@ -148,6 +149,14 @@ def _projection(model: Any, path: str | None, layer: Any) -> Any:
 
 def _indices(name: str) -> list[int]:
     return [int(part) for part in name.split(".") if part.isdigit()]
+
+
+def _backend_name(layer: Any, path: str) -> str:
+    name = str(layer.attn_backend.get_name())
+    if not path.startswith("vllm."):
+        return f"{name} ({path})"
+    generation = getattr(layer.impl, "vllm_flash_attn_version", None)
+    return name if generation is None else f"{name}, FA{generation}"
 
 
 def _cache_dtype(cache: Any) -> str:

@@ -49,7 +49,9 @@ def test_whether_q_is_quantised_and_whether_it_would_be_are_two_things() -> None
 
 def test_a_backend_of_vllms_own_goes_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Backend, "__module__", "vllm.v1.attention.backends.fake")
-    assert Worker().kvtriage_layers()[0]["backend_name"] == "FAKE_ATTN"
+    worker = Worker()
+    worker.attention(1).impl.vllm_flash_attn_version = 4
+    assert [live["backend_name"] for live in worker.kvtriage_layers()[:2]] == ["FAKE_ATTN", "FAKE_ATTN, FA4"]
 
 
 @pytest.mark.parametrize("has_projection", [True, False], ids=["projection", "configuration"])
