@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvtriage.checkpoints.scale_loading import Fate, LayerLoad
+from kvtriage.checkpoints.scale_findings import attention_heads
+from kvtriage.checkpoints.scale_loading import Fate, LayerLoad, predict_loading
 from kvtriage.cli.check.answer import Checked, Live
 from kvtriage.cli.options import Servers
 from kvtriage.cli.servers import cores_and_nodes, native_dtype_of
@@ -28,7 +29,7 @@ __all__ = ["check_live_scales"]
 
 _LENGTH = 512
 """Tokens of the longest context of a server that is started for this alone."""
-_OF_THE_FILE = (Fate.STORED, Fate.SPREAD, Fate.CUT, Fate.COPIED)
+_OF_THE_FILE = (Fate.STORED, Fate.ROUNDED, Fate.SPREAD, Fate.CUT, Fate.COPIED)
 
 
 def check_live_scales(checked: Checked, servers: Servers, url: str | None) -> Live:
@@ -51,7 +52,9 @@ def check_live_scales(checked: Checked, servers: Servers, url: str | None) -> Li
                 "the server has no extension of kvtriage's, so its scales cannot be read back",
                 hint="start it with the command that kvtriage run --engine vllm --dry-run prints",
             )
-        return _compare(checked.loads, gather_live(served.ranks), checked.spec.num_layers)
+        heads = attention_heads(checked.held, checked.spec)
+        loads = predict_loading(checked.held, heads, served.facts.get("dtype"))
+        return _compare(loads, gather_live(served.ranks), checked.spec.num_layers)
 
 
 @contextlib.contextmanager
