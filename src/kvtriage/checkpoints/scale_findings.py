@@ -192,8 +192,8 @@ def _of_fates(loads: Sequence[LayerLoad]) -> Iterator[Finding]:
     words = {
         Fate.ROUNDED: (
             Level.SAID,
-            "rounded to the dtype the model is served in, as vLLM loads it: where it was rounded down, by 0.2 % at most "
-            "in BF16, the very largest values saturate",
+            "rounded to the dtype the model is served in, as vLLM loads it: where it was rounded down, by 0.2 % at "
+            "most in BF16, the very largest values saturate",
         ),
         Fate.SPREAD: (Level.SUSPECT, "as one number, which vLLM spreads over all heads"),
         Fate.CUT: (Level.SUSPECT, "with more numbers than heads, of which vLLM takes the first ones"),
