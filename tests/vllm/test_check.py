@@ -91,14 +91,14 @@ def test_modelopts_scales_are_read_from_beside_the_projections(check: Any, tmp_p
     assert answer["loader"] == "one number"
     assert answer["auto_becomes"] == "fp8_e4m3"
     assert answer["loading"] == {
-        "k": {"as stored": 3},
-        "v": {"as stored": 3},
+        "k": {"rounded to the dtype the model is served in": 3},
+        "v": {"rounded to the dtype the model is served in": 3},
         "q": {"1.0, for want of any": 3},
     }
     live = answer["live"]
     assert (live["equal"], live["differing"]) == (3, [])
     # ModelOpt leaves q out.
-    assert (code, [finding["level"] for finding in answer["findings"]]) == (1, ["suspect"])
+    assert (code, [finding["level"] for finding in answer["findings"]]) == (1, ["suspect", "said"])
 
 
 def test_nan_and_a_missing_scale_are_said_before_and_act_without_a_word(check: Any, tmp_path: Path) -> None:

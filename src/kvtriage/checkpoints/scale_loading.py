@@ -6,7 +6,8 @@ Three loaders, chosen by quant_method:
                          is spread over all heads, what is too many is cut off; q is reduced to the largest of each
                          KV head's group. Under strategy tensor anything but one number stops the server.
                          (compressed_tensors.py:1145-1300)
-    one number           modelopt, fp8, quark: k, v and q begin as -1. Where only k is there, v gets its number; where
+    one number           modelopt, fp8, quark: k, v and q begin as -1, in the dtype the model is served in, to which
+                         each number is rounded (kv_cache.py:29-31). Where only k is there, v gets its number; where
                          neither is, both are 1.0; where k is not positive, an assertion stops the server. q is 1.0
                          unless it is there. (model_executor/layers/quantization/kv_cache.py:85-195)
     none                 every other method, and no method: the model has no place for a scale. Its loader stops
@@ -22,8 +23,12 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from kvtriage.checkpoints.bf16 import narrow, widen
 from kvtriage.checkpoints.scale_names import Form
 from kvtriage.checkpoints.stored_scales import HeldScales, StoredScale
+from kvtriage.kvcache.declared import read_model_dtype
 from kvtriage.kvcache.policy import Scaling
 
 __all__ = ["Fate", "Heads", "LayerLoad", "LoadedScale", "Loader", "choose_loader", "predict_loading"]
@@ -44,6 +49,7 @@ class Fate(enum.StrEnum):
     """What becomes of one scale, best first."""
 
     STORED = "as stored"
+    ROUNDED = "rounded to the dtype the model is served in"
     SPREAD = "one number for all heads"
     COPIED = "the number of the other one of K and V"
     CUT = "the first ones of too many"
@@ -91,10 +97,18 @@ def choose_loader(held: HeldScales) -> Loader:
     return Loader.COMPRESSED_TENSORS if held.method == "compressed-tensors" else Loader.NONE
 
 
-def predict_loading(held: HeldScales, layers: Mapping[int, Heads]) -> tuple[LayerLoad, ...]:
-    """Each of `layers`, on one rank: tensor parallelism shares the heads and changes no number."""
+def predict_loading(
+    held: HeldScales, layers: Mapping[int, Heads], served_dtype: str | None = None
+) -> tuple[LayerLoad, ...]:
+    """Each of `layers`, on one rank: tensor parallelism shares the heads and changes no number.
+
+    served_dtype: the model's on a server, 'bfloat16'; None for what config.json makes of `--dtype auto`.
+    """
     loader, found = choose_loader(held), _by_layer(held)
-    return tuple(_load(held, loader, found.get(index, {}), index, heads) for index, heads in sorted(layers.items()))
+    dtype = read_model_dtype(held.config).served if served_dtype is None else served_dtype
+    return tuple(
+        _load(held, loader, dtype, found.get(index, {}), index, heads) for index, heads in sorted(layers.items())
+    )
 
 
 def _by_layer(held: HeldScales) -> dict[int, dict[str, StoredScale]]:
@@ -109,13 +123,15 @@ def _by_layer(held: HeldScales) -> dict[int, dict[str, StoredScale]]:
     return found
 
 
-def _load(held: HeldScales, loader: Loader, own: Mapping[str, StoredScale], layer_idx: int, heads: Heads) -> LayerLoad:
+def _load(
+    held: HeldScales, loader: Loader, dtype: str, own: Mapping[str, StoredScale], layer_idx: int, heads: Heads
+) -> LayerLoad:
     k, v, q = own.get("k"), own.get("v"), own.get("q")
     match loader:
         case Loader.NONE:
             return LayerLoad(layer_idx, *(_DEFAULT if scale is None else _NO_PLACE for scale in (k, v, q)))
         case Loader.ONE_NUMBER:
-            return LayerLoad(layer_idx, *_pair(k, v), _single(q))
+            return LayerLoad(layer_idx, *_pair(k, v, dtype), _single(q, dtype))
         case Loader.COMPRESSED_TENSORS if held.declared.scaling is Scaling.PER_HEAD:
             return LayerLoad(layer_idx, _heads(k, heads.kv), _heads(v, heads.kv), _queries(q, heads))
         case Loader.COMPRESSED_TENSORS:
@@ -158,24 +174,40 @@ def _largest(values: Sequence[float]) -> float:
     return next((value for value in values if value != value), max(values))
 
 
-def _pair(k: StoredScale | None, v: StoredScale | None) -> tuple[LoadedScale, LoadedScale]:
+def _pair(k: StoredScale | None, v: StoredScale | None, dtype: str) -> tuple[LoadedScale, LoadedScale]:
     if k is None and v is None:
         return _DEFAULT, _DEFAULT
     if any(scale is not None and (scale.values is None or scale.count != 1) for scale in (k, v)):
         return _REFUSED, _REFUSED
-    k_value, v_value = (-1.0 if scale is None or not scale.values else scale.values[0] for scale in (k, v))
+    loaded_k, loaded_v = (_rounded(scale, dtype) for scale in (k, v))
+    (k_value,), (v_value,) = loaded_k.values, loaded_v.values
     if k_value > 0 and v_value > 0:
-        return LoadedScale(Fate.STORED, (k_value,)), LoadedScale(Fate.STORED, (v_value,))
+        return loaded_k, loaded_v
     if k_value < 0 and v_value < 0:
         return _DEFAULT, _DEFAULT
     if not k_value > 0:
         return _REFUSED, _REFUSED
-    return LoadedScale(Fate.STORED, (k_value,)), LoadedScale(Fate.COPIED, (k_value,))
+    return loaded_k, LoadedScale(Fate.COPIED, (k_value,))
 
 
-def _single(q: StoredScale | None) -> LoadedScale:
+def _single(q: StoredScale | None, dtype: str) -> LoadedScale:
     if q is None:
         return _DEFAULT
     if q.values is None or q.count != 1:
         return _REFUSED
-    return LoadedScale(Fate.STORED, q.values) if q.values[0] > 0 else _DEFAULT
+    loaded = _rounded(q, dtype)
+    return loaded if loaded.values[0] > 0 else _DEFAULT
+
+
+def _rounded(scale: StoredScale | None, dtype: str) -> LoadedScale:
+    """One number; -1 where there is none."""
+    value = np.float32(-1.0 if scale is None or not scale.values else scale.values[0])
+    match dtype:
+        case "bfloat16":
+            kept = float(widen(narrow(np.array([value])))[0])
+        case "float16":
+            with np.errstate(over="ignore"):
+                kept = float(np.float16(value))
+        case _:
+            kept = float(value)
+    return LoadedScale(Fate.STORED if kept == value else Fate.ROUNDED, (kept,))

@@ -56,7 +56,8 @@ def test_llm_compressor_leaves_q_out_and_rounds(tmp_path: Path) -> None:
 def test_modelopt_is_read_with_its_side_file(tmp_path: Path) -> None:
     found = said(tmp_path, modelopt(), None, beside=MODELOPT)
     only(found, Level.SUSPECT, "no q_scale")
-    assert len(found) == 1
+    only(found, Level.SAID, "k_scale, v_scale of all 3 layers rounded to the dtype the model is served in")
+    assert len(found) == 2
 
 
 @pytest.mark.parametrize(

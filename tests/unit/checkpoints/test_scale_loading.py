@@ -117,3 +117,20 @@ def test_outputs_are_scales_for_quark_alone(tmp_path: Path) -> None:
 )
 def test_the_method_chooses_the_loader(tmp_path: Path, method: str, loader: Loader) -> None:
     assert choose_loader(load_held_scales(make_checkpoint(tmp_path, {}, {"quant_method": method}))) is loader
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [("bfloat16", 0.126953125), ("float16", float(np.float16(0.127))), ("float32", float(np.float32(0.127)))],
+)
+def test_modelopts_numbers_are_rounded_to_the_dtype_of_the_model(tmp_path: Path, dtype: str, number: float) -> None:
+    held = load_held_scales(make_checkpoint(tmp_path, modelopt(), {"quant_method": "modelopt", "quant_algo": "FP8"}))
+    fate = Fate.STORED if dtype == "float32" else Fate.ROUNDED
+    assert predict_loading(held, HEADS, dtype)[0].k == LoadedScale(fate, (number,))
+    assert predict_loading(held, HEADS)[0].k == LoadedScale(Fate.ROUNDED, (0.126953125,))
+
+
+def test_a_number_that_the_dtype_has_is_as_stored(tmp_path: Path) -> None:
+    half = {f"model.layers.0.self_attn.{t}_proj.{t}_scale": scale(0.5) for t in "kv"}
+    loads = first_layer(tmp_path, half, {"quant_method": "modelopt", "quant_algo": "FP8"})
+    assert loads["k"] == loads["v"] == LoadedScale(Fate.STORED, (0.5,))

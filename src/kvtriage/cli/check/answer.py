@@ -74,7 +74,6 @@ class Checked:
     answer: Answer
     held: HeldScales
     spec: CacheSpec | None
-    loads: tuple[LayerLoad, ...]
 
 
 def check_checkpoint(folder: Path, also: tuple[Finding, ...] = ()) -> Checked:
@@ -95,7 +94,7 @@ def check_checkpoint(folder: Path, also: tuple[Finding, ...] = ()) -> Checked:
         loading=_fates(loads),
         findings=tuple(Said(finding.level, finding.text) for finding in findings),
     )
-    return Checked(answer, held, spec, loads)
+    return Checked(answer, held, spec)
 
 
 def _geometry(held: HeldScales) -> tuple[CacheSpec | None, tuple[Finding, ...]]:

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvtriage.checkpoints.scale_loading import Fate, LayerLoad
+from kvtriage.checkpoints.scale_findings import attention_heads
+from kvtriage.checkpoints.scale_loading import Fate, LayerLoad, predict_loading
 from kvtriage.cli.check.answer import Checked, Live
 from kvtriage.cli.options import Servers
 from kvtriage.cli.servers import cores_and_nodes, native_dtype_of
@@ -28,7 +29,7 @@ __all__ = ["check_live_scales"]
 
 _LENGTH = 512
 """Tokens of the longest context of a server that is started for this alone."""
-_OF_THE_FILE = (Fate.STORED, Fate.SPREAD, Fate.CUT, Fate.COPIED)
+_OF_THE_FILE = (Fate.STORED, Fate.ROUNDED, Fate.SPREAD, Fate.CUT, Fate.COPIED)
 
 
 def check_live_scales(checked: Checked, servers: Servers, url: str | None) -> Live:
@@ -46,7 +47,9 @@ def check_live_scales(checked: Checked, servers: Servers, url: str | None) -> Li
         ) from error
     with _attached(url) if url is not None else _started(checked, checked.spec, servers) as served:
         _check_model(checked, served, url)
-        return _compare(checked.loads, gather_live(served.ranks or ()), checked.spec.num_layers)
+        heads = attention_heads(checked.held, checked.spec)
+        loads = predict_loading(checked.held, heads, served.facts.get("dtype"))
+        return _compare(loads, gather_live(served.ranks or ()), checked.spec.num_layers)
 
 
 @contextlib.contextmanager
