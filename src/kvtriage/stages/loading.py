@@ -1,8 +1,9 @@
 """An open loop: when each request of a given rate is due, the same for every arm.
 
 Users do not wait for each other, so requests come at random: gaps between them are exponential
-(a Poisson process), drawn from the study's seed. One draw serves every rate, stretched; then two
-rates differ in nothing but speed.
+(a Poisson process), drawn from the study's seed. They are stretched so that their mean is that of the
+rate and not of the draw, as `vllm bench serve` does. So one draw serves every rate, and two rates
+differ in nothing but speed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _BITS = 64
 def arrivals(seed: int, request_rate: float, count: int) -> tuple[float, ...]:
     """Seconds from the start at which each of `count` requests is due; the first at once. `request_rate` is in
     requests a second, on average."""
-    return tuple(accumulate((_gap(seed, index) / request_rate for index in range(1, count)), initial=0.0))
+    gaps = [_gap(seed, index) for index in range(1, count)]
+    stretch = len(gaps) / (request_rate * math.fsum(gaps)) if gaps else 0.0
+    return tuple(accumulate((gap * stretch for gap in gaps), initial=0.0))
 
 
 def no_load() -> StudyError:
