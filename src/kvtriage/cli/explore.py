@@ -13,6 +13,7 @@ from kvtriage.cli.case import CHECKPOINT, CHECKPOINT_PER_TENSOR, TRIALS, CaseFol
 from kvtriage.cli.plan.gpu_names import print_gpu_names
 from kvtriage.cli.plan.model import load_model
 from kvtriage.cli.plan.words import parse_memories
+from kvtriage.cli.sources import resolve_model
 from kvtriage.cli.terminal import one_line, say
 from kvtriage.errors import CaseError, StudyError
 from kvtriage.explore.server import Explored, open_server
@@ -73,12 +74,17 @@ def _explored(source: str, memory: str | None, gpu: Gpu | None) -> Explored:
         return Explored(watch.subject, watch)
     if source == ".":
         raise CaseError("this folder is no case: it has no plan.json", hint="name a model or a case folder")
+
+    def quietly(what: str, done: int, total: int) -> None:
+        """The folder is there by then."""
+
     config, hf_quant_config = load_model(source)
     sizes = (16 * GIB,) if memory is None else parse_memories((memory,))
     if len(sizes) != 1:
         raise StudyError("--memory is one amount here", hint="the page has a slider for it")
     subject = Subject(
         title=source,
+        folder=str(resolve_model(source, quietly)) if source.startswith("demo:") else source,
         spec=read_cache_spec(config),
         native_dtype=read_model_dtype(config, has_bfloat16=True).served,
         gpu=gpu,

@@ -1,7 +1,7 @@
 """What a decoded token is likely to take, from the lines that a case fitted to its own times.
 
-Only arms that were timed have a line. A policy between two of them is told as between their two bands, and a length
-beyond the longest that was timed as beyond it.
+Only arms that were timed have a line. Of a policy that was not timed both ends are told, BF16 and all FP8. A line is
+drawn on to four times the longest length that was timed; beyond that nothing is claimed, and that length stands in.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from kvtriage.stages.wording import format_interval
 from kvtriage.units import format_seconds, format_tokens
 
 __all__ = ["Latency", "Timed", "expect_latency"]
+
+DRAWN_ON = 4
+"""Times the longest length that was timed."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +50,21 @@ def expect_latency(subject: Subject, policy: CachePolicy, scaling: Scaling, cont
     if measured is None or measured.trials is None:
         return None
     trials, confidence = measured.trials, measured.confidence
-    own = _timed(trials, _with_policy(trials, policy), context_len, confidence)
+    longest = longest_timed(trials, BASELINE)
+    at = context_len if context_len <= DRAWN_ON * longest else longest
+    own = _timed(trials, _with_policy(trials, policy), at, confidence)
     if own is not None:
-        return Latency((own,), True, own.text, tuple(_notes(trials, own.arm, context_len)))
+        return Latency((own,), True, own.text, _notes(longest, at, context_len))
     plain = CachePolicy.fp8(policy.num_layers, scaling)
     ends = [
-        _timed(trials, trials.arms.get(BASELINE), context_len, confidence),
-        _timed(trials, _with_policy(trials, plain), context_len, confidence),
+        _timed(trials, trials.arms.get(BASELINE), at, confidence),
+        _timed(trials, _with_policy(trials, plain), at, confidence),
     ]
     found = tuple(end for end in ends if end is not None)
     if not found:
         return None
     text = f"not timed itself; {' and '.join(f'{end.label} {end.text}' for end in found)}"
-    return Latency(found, False, text, tuple(_notes(trials, found[0].arm, context_len)))
+    return Latency(found, False, text, _notes(longest, at, context_len))
 
 
 def _with_policy(trials: Trials, policy: CachePolicy) -> ArmRecord | None:
@@ -77,9 +82,11 @@ def _timed(trials: Trials, arm: ArmRecord | None, context_len: int, confidence: 
     return Timed(arm.name, arm.label, value, low, high, format_interval(value, low, high, format_seconds))
 
 
-def _notes(trials: Trials, arm: str, context_len: int) -> list[str]:
-    longest = longest_timed(trials, arm)
-    notes = ["of the machine that measured, one request at a time"]
-    if context_len > longest:
-        notes.append(f"the line is drawn on beyond {format_tokens(longest)} tokens, the longest that was timed")
-    return notes
+def _notes(longest: int, at: int, context_len: int) -> tuple[str, ...]:
+    where = "on the machine that measured, one request at a time"
+    timed = f"{format_tokens(longest)} tokens, the longest that was timed"
+    if at != context_len:
+        return (f"at {timed}, {where}: {format_tokens(context_len)} tokens are too far beyond",)
+    if at > longest:
+        return where, f"the line is drawn on beyond {timed}"
+    return (where,)

@@ -33,7 +33,7 @@ def engine_args(choice: Choice) -> EngineArgs:
 
 def serve_line(subject: Subject, choice: Choice, policy: CachePolicy) -> str:
     """A whole `vllm serve` command, quoted for a shell."""
-    model = subject.title if policy.is_native else subject.models.get(choice.scaling, subject.title)
+    model = subject.folder if policy.is_native else subject.models.get(choice.scaling, subject.folder)
     parallel = ("--tensor-parallel-size", str(choice.tensor_parallel_size)) if choice.tensor_parallel_size > 1 else ()
     return shlex.join(
         (

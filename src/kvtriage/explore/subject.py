@@ -30,11 +30,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class Subject:
-    """`title` is the model as the user named it. `models` is what `vllm serve` is given for a scaling, where that is
-    another folder than the `title`: a case writes checkpoints that hold the scales.
+    """`title` is the model as the user named it, `folder` what `vllm serve` is given. For scales it may be another of
+    the `models`: a case writes checkpoints that hold them.
     """
 
     title: str
+    folder: str
     spec: CacheSpec
     native_dtype: str = "bfloat16"
     gpu: Gpu | None = None

@@ -140,7 +140,8 @@ class CaseWatch:
         evidence = provisional(self._records, trials)
         rule = plan.study.rule
         return Subject(
-            title=plan.model.path if plan.model.source.startswith("demo:") else plan.model.source,
+            title=plan.model.source,
+            folder=plan.model.path if plan.model.source.startswith("demo:") else plan.model.source,
             spec=self._spec,
             native_dtype="bfloat16" if evidence is None else evidence.conditions.native_dtype,
             gpu=self._gpu,

@@ -2,15 +2,15 @@
 
 import { byId, draw, setText } from "./dom.js";
 
-const WIDTH = 640;
 const HEIGHT = 300;
-const EDGE = { left: 56, right: 24, top: 18, bottom: 44 };
+const EDGE = { left: 56, right: 24, top: 30, bottom: 44 };
 const NAMED = 5;
 
 export class Front {
   constructor(state) {
     this.state = state;
     this.points = [];
+    new ResizeObserver(() => this.points.length && this.width !== byId("front").clientWidth && this.render()).observe(byId("front"));
   }
 
   load({ loss_name: name, points }) {
@@ -25,11 +25,12 @@ export class Front {
       byId("front").replaceChildren("vLLM would start with none of them.");
       return;
     }
+    this.width = byId("front").clientWidth;
     const most = Math.max(...this.points.map((point) => point.tokens));
     const least = Math.min(...this.points.map((point) => point.tokens));
     const worst = Math.max(...this.points.map((point) => point.loss)) || 1;
     const span = most - least || 1;
-    this.x = (tokens) => EDGE.left + ((tokens - least) / span) * (WIDTH - EDGE.left - EDGE.right);
+    this.x = (tokens) => EDGE.left + ((tokens - least) / span) * (this.width - EDGE.left - EDGE.right);
     this.y = (loss) => HEIGHT - EDGE.bottom - (loss / worst) * (HEIGHT - EDGE.top - EDGE.bottom);
     const number = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
     const ground = HEIGHT - EDGE.bottom;
@@ -39,14 +40,14 @@ export class Front {
     byId("front").replaceChildren(
       draw(
         "svg",
-        { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "group", "aria-label": `Sets of layers: reported tokens against ${this.lossName}` },
-        draw("line", { class: "rule", x1: EDGE.left, x2: WIDTH - EDGE.right, y1: ground, y2: ground }),
+        { width: this.width, height: HEIGHT, role: "group", "aria-label": `Sets of layers: reported tokens against ${this.lossName}` },
+        draw("line", { class: "rule", x1: EDGE.left, x2: this.width - EDGE.right, y1: ground, y2: ground }),
         ...[least, (least + most) / 2, most].map((tokens) =>
           draw("text", { x: this.x(tokens), y: ground + 18, "text-anchor": "middle" }, number.format(tokens)),
         ),
         ...[0, worst / 2, worst].map((loss) => draw("text", { x: EDGE.left - 10, y: this.y(loss) + 4, "text-anchor": "end" }, number.format(loss))),
-        draw("text", { x: WIDTH - EDGE.right, y: HEIGHT - 6, "text-anchor": "end" }, "reported tokens"),
-        draw("text", { x: 0, y: 10 }, this.lossName),
+        draw("text", { x: this.width - EDGE.right, y: HEIGHT - 6, "text-anchor": "end" }, "reported tokens"),
+        draw("text", { x: 0, y: 12 }, this.lossName),
         draw("path", { class: "line", d: best.map((point, index) => `${index ? "L" : "M"}${this.x(point.tokens)},${this.y(point.loss)}`).join("") }),
         ...this.dots,
         ...this.names(),
@@ -87,7 +88,7 @@ export class Front {
       .slice(0, 3 * NAMED)
       .flatMap((point) => {
         const [x, y] = [this.x(point.tokens), this.y(point.loss)];
-        const right = x > WIDTH * 0.6;
+        const right = x > this.width * 0.6;
         const box = { from: right ? x - 7 * point.name.length : x, to: right ? x : x + 7 * point.name.length, y };
         if (taken.some((other) => Math.abs(other.y - y) < 15 && box.from < other.to + 8 && box.to > other.from - 8)) return [];
         taken.push(box);

@@ -22,10 +22,9 @@ function showTiles(answer, pinned) {
   const tiles = [
     ["reported tokens", mine?.tokens, theirs?.tokens],
     ["held by a request", mine?.held, theirs?.held],
-    ["peak in prefill", mine?.peak, theirs?.peak],
-    ["reserved for it", mine?.reserved, theirs?.reserved],
-    ["of BF16's tokens held", answer.ratio_text, pinned?.ratio_text],
+    ["tokens held, against BF16", answer.ratio_text, pinned?.ratio_text],
   ];
+  setText(byId("summary"), `${mine?.tokens ?? "-"} tokens · ${mine?.held ?? "-"} held · ${answer.ratio_text}`);
   byId("tiles").replaceChildren(
     ...tiles.map(([name, value, other]) => {
       const tile = make("div", {}, make("dt", {}, name), make("dd", {}, ...(pinned ? [make("b", {}, "B")] : []), value ?? "not priced"));
@@ -50,6 +49,7 @@ function showColumns(answer, pinned) {
 }
 
 function showCauses(causes) {
+  byId("gap").hidden = causes.length === 0;
   byId("causes").querySelector("tbody").replaceChildren(
     ...causes.map((cause) =>
       make("tr", {}, make("th", { scope: "row" }, cause.name), make("td", { class: "num" }, cause.size), make("td", { class: "num" }, cause.tokens)),
@@ -92,7 +92,8 @@ function command(name, { serve, said }) {
   const button = make("button", { type: "button", "aria-label": `${label}: the vllm serve line` }, label);
   button.addEventListener("click", () => copy(serve));
   const refused = said.some(({ severity }) => severity === "refused");
-  return make("div", { class: `command${refused ? " refused" : ""}` }, make("pre", { tabindex: 0, "aria-label": `vllm serve line ${name}` }, serve), button);
+  const why = refused ? [make("p", { class: "why" }, "vLLM would not start with this")] : [];
+  return make("div", { class: "command" }, ...why, make("pre", { tabindex: 0, "aria-label": `vllm serve line ${name}` }, serve), button);
 }
 
 async function copy(text) {

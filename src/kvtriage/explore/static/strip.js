@@ -76,7 +76,8 @@ export class Strip {
     if (layer.holds) {
       const alone = this.model.sensitivities[scaling]?.text[index];
       if (alone) parts.push(alone);
-      parts.push(`${skip.has(index) ? "in BF16; FP8" : "in FP8; BF16"} would be ${this.toggles.get(index) ?? "…"}`);
+      const [is, becomes] = skip.has(index) ? ["BF16", "FP8"] : ["FP8", "BF16"];
+      parts.push(`in ${is}; toggled to ${becomes}: ${this.toggles.get(index) ?? "…"}`);
     }
     const text = ` ${parts.join(" · ")}`;
     const line = byId("layer");

@@ -28,6 +28,7 @@ export class Study {
 
   show(snapshot) {
     const stage = byId("study-stage");
+    if (this.records === undefined) byId("study-details").open = snapshot.stage !== "done";
     setText(stage, snapshot.stage === "done" ? "done" : `${snapshot.stage} is next or at work`);
     stage.classList.toggle("done", snapshot.stage === "done");
     const { problem, judgement } = snapshot;
