@@ -67,6 +67,9 @@ def expect_damage(subject: Subject, policy: CachePolicy, scaling: Scaling) -> Da
         missing = f"not known: no layer was probed with {_SCALES[scaling]}"
         return Damage(None, None, None, missing, tuple(notes), measured.kl_margin)
     alone = layer_damage(measured.sensitivities, fmt)
+    if missed := sum(idx not in alone for idx in stored):
+        missing = f"not known: {missed} of {len(stored)} layers {'was' if missed == 1 else 'were'} not probed"
+        return Damage(None, None, None, missing, tuple(notes), measured.kl_margin)
     value, low, high = _sum(alone, stored, measured.confidence)
     notes.extend(_probe_notes(measured.sensitivities, fmt, stored, alone))
     text = f"{format_interval(value, low, high, format_nats)} nats per token"
@@ -80,9 +83,7 @@ def _sum(
     alone: dict[int, tuple[float, ...]], stored: Iterable[int], confidence: float
 ) -> tuple[float, float | None, float | None]:
     """Sum over layers of each text, then the mean over texts and its interval."""
-    texts = [math.fsum(found) for found in zip(*(alone[idx] for idx in stored if idx in alone), strict=True)]
-    if not texts:
-        return 0.0, None, None
+    texts = [math.fsum(found) for found in zip(*(alone[idx] for idx in stored), strict=True)]
     interval = paired_interval(texts, confidence)
     if not interval.bounded:
         return interval.mean, None, None

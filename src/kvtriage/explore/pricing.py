@@ -28,7 +28,7 @@ from kvtriage.units import format_bytes, format_bytes_alike, format_tokens
 __all__ = ["Answer", "CauseRow", "Column", "Said", "answer"]
 
 MOST_CHECKED = 1024
-"""Layers of the largest model whose attention backends are chosen here: choosing takes the square of their number."""
+"""Layers of the largest model that is checked for support, which takes the square of their number."""
 CAUSES_SHOWN = 3
 NONE = "-"
 
@@ -166,9 +166,11 @@ def _findings(subject: Subject, policy: CachePolicy) -> list[Said]:
     found = []
     if subject.declared is not None and subject.declared.refused is not None:
         found.append(Said(Severity.REFUSED, f"vLLM does not load this checkpoint: {subject.declared.refused}", ""))
-    gpu = subject.gpu if subject.spec.num_layers <= MOST_CHECKED else None
-    for finding in check_support(subject.spec, policy, gpu, Serving(declared=subject.declared)):
-        found.append(Said(finding.severity, finding.sentence, finding.hint))
+    if subject.spec.num_layers > MOST_CHECKED:
+        found.append(Said(Severity.SAID, f"what backends support is not checked beyond {MOST_CHECKED:,} layers", ""))
+    else:
+        known = check_support(subject.spec, policy, subject.gpu, Serving(declared=subject.declared))
+        found += [Said(finding.severity, finding.sentence, finding.hint) for finding in known]
     scaling = policy.scaling
     if scaling not in (None, Scaling.UNIT) and scaling not in subject.models:
         found.append(

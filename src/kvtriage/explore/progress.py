@@ -129,15 +129,17 @@ def measure_arms(records: Records, trials: Sequence[Trial]) -> tuple[ArmProgress
 
 
 def judge(records: Records, trials: Sequence[Trial]) -> Judgement:
-    """Every clause of every candidate, read from the trials so far."""
+    """Every clause of every candidate, read from the trials so far; of arms that are not known yet none."""
     evidence = provisional(records, trials)
     if records.verdict is not None and evidence is not None:
         decided, told = records.verdict.choice is not None, records.verdict.headline
         return Judgement(_rows(evidence.arms, records.verdict.reasons), decided, told)
     if evidence is None or records.scales is None or records.sensitivities is None:
         return Judgement((), False, "nothing to judge yet")
+    known = {arm.name for arm in evidence.arms}
+    read = [trial for trial in trials if trial.arm in known]
     try:
-        found = examine(records.plan, records.scales, records.sensitivities, evidence, trials, None)
+        found = examine(records.plan, records.scales, records.sensitivities, evidence, read, None)
     except KvtriageError as error:
         return Judgement((), False, f"too early to judge: {error.message}")
     clauses = _rows(evidence.arms, [reason for rung in found.rungs for reason in rung.reasons])

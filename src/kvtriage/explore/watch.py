@@ -159,7 +159,7 @@ class CaseWatch:
     def _look(self, now: float) -> None:
         try:
             seen = self._files()
-            if seen != self._seen:
+            if seen != self._seen or self._snapshot.problem is not None:
                 self._read_records()
                 if self._tail.read():
                     self._mark()
