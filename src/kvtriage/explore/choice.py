@@ -42,7 +42,7 @@ def read_choice(query: Mapping[str, str], subject: Subject) -> Choice:
         raise StudyError(f"{unknown[0][:40]!a} is nothing that can be asked", hint="reload the page")
     longest = subject.spec.max_model_len
     return Choice(
-        skip_layers=_skip(query.get("skip", ""), subject),
+        skip_layers=_skip(query["skip"], subject) if "skip" in query else subject.skip_layers,
         scaling=_scaling(query.get("scaling", subject.scaling)),
         context_len=_number(query, "context", min(longest, 32_768), longest),
         requests=_number(query, "requests", 8, MOST["requests"]),

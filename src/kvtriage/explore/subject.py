@@ -44,6 +44,8 @@ class Subject:
     """Cache memory of each GPU that the page starts with."""
     scaling: Scaling = Scaling.PER_HEAD
     """The scaling that the page starts with."""
+    skip_layers: tuple[int, ...] = ()
+    """Layers that the page starts with in BF16."""
     models: Mapping[Scaling, str] = field(default_factory=dict)
     measured: Measured | None = None
 

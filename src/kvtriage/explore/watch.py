@@ -24,7 +24,7 @@ from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.kvcache.support.gpus import Gpu
 from kvtriage.records.case import Evidence, Plan, ScaleRecord, Sensitivities, Verdict
 from kvtriage.records.pairing import sort_trials
-from kvtriage.records.study import supports_per_head
+from kvtriage.records.study import BACKENDS
 from kvtriage.records.values import cache_spec
 
 __all__ = ["CaseRecords", "CaseWatch", "Problem", "Snapshot"]
@@ -139,6 +139,7 @@ class CaseWatch:
         plan, trials = self._records.plan, tuple(self._tail.trials)
         evidence = provisional(self._records, trials)
         rule = plan.study.rule
+        scaling, skip_layers = self._start()
         return Subject(
             title=plan.model.source,
             folder=plan.model.path if plan.model.source.startswith("demo:") else plan.model.source,
@@ -146,7 +147,8 @@ class CaseWatch:
             native_dtype="bfloat16" if evidence is None else evidence.conditions.native_dtype,
             gpu=self._gpu,
             memory_bytes=plan.study.memory_bytes,
-            scaling=Scaling.PER_HEAD if supports_per_head(plan.study.backend) else Scaling.PER_TENSOR,
+            scaling=scaling,
+            skip_layers=skip_layers,
             models=self._models(),
             measured=Measured(
                 self._records.sensitivities,
@@ -155,6 +157,14 @@ class CaseWatch:
                 rule.kl_margin,
             ),
         )
+
+    def _start(self) -> tuple[Scaling, tuple[int, ...]]:
+        """What the verdict chose; before there is one, FP8 in every layer at the finest scales the backend takes."""
+        choice = None if self._records.verdict is None else self._records.verdict.choice
+        if choice is not None and choice.scaling in set(Scaling):
+            return Scaling(choice.scaling), choice.skip_layers
+        per_head = BACKENDS.get(self._records.plan.study.backend, True)
+        return (Scaling.PER_HEAD if per_head else Scaling.PER_TENSOR), ()
 
     def _look(self, now: float) -> None:
         try:

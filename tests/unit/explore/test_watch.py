@@ -11,8 +11,9 @@ import pytest
 from kvtriage.cli.case import TRIALS, CaseFolder
 from kvtriage.errors import CaseError
 from kvtriage.explore.watch import LOOK_EVERY_S, CaseWatch
+from kvtriage.kvcache.policy import Scaling
 from tests.unit.explore.subjects import append_trials, write_case
-from tests.unit.report.cases import smollm_like
+from tests.unit.report.cases import gemma_like, smollm_like
 
 
 @dataclass
@@ -122,3 +123,13 @@ def test_a_plan_of_a_newer_version_opens_nothing(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text('{"schema": 1, "kvtri')
     with pytest.raises(CaseError, match="damaged"):
         watched(tmp_path)
+
+
+def test_the_page_starts_with_what_the_verdict_chose(tmp_path: Path) -> None:
+    case = gemma_like()
+    started = []
+    for stage in ("evidence", "verdict"):
+        watch, _ = watched(write_case(tmp_path / stage, case, stage))
+        subject = watch.subject()
+        started.append((subject.scaling, subject.skip_layers))
+    assert started == [(Scaling.PER_HEAD, ()), (Scaling.UNIT, ())]
