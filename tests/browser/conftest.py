@@ -86,7 +86,7 @@ def visit(browser: Browser) -> Iterator[Visit]:
             ready: str = "main:not([aria-busy])",
         ) -> Page:
             context: Any = browser.new_context(
-                color_scheme=scheme,  # type: ignore[arg-type, unused-ignore]
+                color_scheme=scheme,
                 viewport={"width": width, "height": height},
             )
             stack.callback(context.close)

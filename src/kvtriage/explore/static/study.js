@@ -29,7 +29,7 @@ export class Study {
   show(snapshot) {
     const stage = byId("study-stage");
     if (this.records === undefined) byId("study-details").open = snapshot.stage !== "done";
-    setText(stage, snapshot.stage === "done" ? "done" : `${snapshot.stage} is next or at work`);
+    setText(stage, snapshot.stage === "done" ? "done" : `${snapshot.stage}: not done yet`);
     stage.classList.toggle("done", snapshot.stage === "done");
     const { problem, judgement } = snapshot;
     setText(byId("study-headline"), problem ? `${problem.sentence} (${problem.hint})` : judgement.headline);
