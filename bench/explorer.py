@@ -64,7 +64,7 @@ def questions(num_layers: int) -> Iterator[str]:
 
 def measure(case: Case, seconds: float) -> list[float]:
     """Seconds of each round trip."""
-    taken = []
+    taken: list[float] = []
     with open_server(Explored(lambda: case.subject), 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()

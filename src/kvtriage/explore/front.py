@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from kvtriage.errors import UnsupportedModel
 from kvtriage.explore.choice import Choice
 from kvtriage.explore.damage import layer_damage, probed_format
 from kvtriage.explore.policies import engine_args, policy_of
@@ -47,13 +48,17 @@ class Front:
 
 
 def build_front(subject: Subject, choice: Choice) -> Front:
-    """For the server of `choice`, whatever its policy. Raises UnsupportedModel for a cache that is not modelled."""
+    """For the server of `choice`, whatever its policy. No points for a cache that is not modelled."""
     damage = _damage(subject, choice)
     sets: dict[tuple[int, ...], str] = {}
     for name, layers in _named(subject, choice, damage):
         sets.setdefault(tuple(sorted(layers)), name)
     named = [NamedPolicy(name, policy_of(subject, skip, choice.scaling), skip) for skip, name in sets.items()]
-    rows = sweep(subject.spec, named, engine_args(choice), (choice.context_len,), (choice.memory_bytes,))
+    name = "expected damage, nats per token" if damage else "layers in FP8"
+    try:
+        rows = sweep(subject.spec, named, engine_args(choice), (choice.context_len,), (choice.memory_bytes,))
+    except UnsupportedModel:
+        return Front(name, ())
     priced = [
         (row, row.reported_tokens, _loss(row, subject, damage)) for row in rows if row.reported_tokens is not None
     ]
@@ -66,7 +71,6 @@ def build_front(subject: Subject, choice: Choice) -> Front:
         FrontPoint(row.name, row.skip_layers, tokens, loss, row.name in best, _words(row, tokens, loss, bool(damage)))
         for row, tokens, loss in priced
     )
-    name = "expected damage, nats per token" if damage else "layers in FP8"
     return Front(name, points)
 
 

@@ -181,6 +181,9 @@ class CaseWatch:
             self._publish(problem=Problem(error.message, error.hint))
         except OSError as error:
             self._publish(problem=Problem(f"cannot read {self._case.path}: {error.strerror}", "put it back"))
+        except Exception as error:  # a record that no version of ours writes: told, and looked at again
+            told = f"kvtriage itself failed: {type(error).__name__}: {error}"
+            self._publish(problem=Problem(told, "report it with the case; the rest of the page still answers"))
 
     def _mark(self) -> None:
         self._arms.mark()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
+from kvtriage.explore.front import build_front
+from kvtriage.explore.layers import view_model
 from kvtriage.explore.policies import engine_args, policy_of
 from kvtriage.explore.pricing import answer
 from kvtriage.explore.subject import Subject
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.prices.explain import Explanation, explain
+from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.kvcache.support.gpus import find_gpu
 from tests.unit.explore.subjects import ask, hybrid, measured
-from tests.unit.kvcache.architectures import DEEPSEEK_V32, QWEN3_NEXT
+from tests.unit.kvcache.architectures import DEEPSEEK_V32, EVERY_KIND, QWEN3_NEXT
 from tests.unit.kvcache.models import GPT_OSS_20B
 from tests.unit.report.cases import gemma_like
 
@@ -86,15 +90,23 @@ def test_a_gpu_is_asked_what_it_can_do() -> None:
     assert "refused" in severities
 
 
-def test_a_cache_that_is_not_modelled_is_said() -> None:
-    from dataclasses import replace
+@pytest.mark.parametrize("spec", EVERY_KIND)
+def test_every_kind_of_model_has_an_answer(spec: CacheSpec) -> None:
+    subject = Subject("m", "m", spec)
+    found = answer(subject, ask(subject))
+    assert len(found.columns) == 3
+    assert found.serve.startswith("vllm serve m ")
+    assert view_model(subject).layers
 
+
+def test_a_cache_that_is_not_modelled_is_said() -> None:
     layer = replace(DEEPSEEK_V32.layers[0], compress_ratio=4)
     subject = Subject("m", "m", replace(DEEPSEEK_V32, layers=(layer, *DEEPSEEK_V32.layers[1:])))
     found = answer(subject, ask(subject))
     assert found.columns == ()
     assert found.toggles == ()
     assert found.said[0].severity == "warned"
+    assert build_front(subject, ask(subject)).points == ()
 
 
 def test_a_case_tells_damage_and_latency() -> None:

@@ -122,7 +122,8 @@ def test_only_the_loopback_is_bound(server: ExplorerServer) -> None:
 
 
 def read_events(connection: socket.socket, count: int) -> list[dict[str, object]]:
-    found, data = [], b""
+    found: list[dict[str, object]] = []
+    data = b""
     while len(found) < count:
         data += connection.recv(65536)
         *whole, data = data.split(b"\n\n")

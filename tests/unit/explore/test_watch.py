@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvtriage.cli.case import TRIALS, CaseFolder
@@ -105,6 +106,19 @@ def test_a_record_of_a_newer_version_is_told_and_the_rest_stays(tmp_path: Path) 
     (folder / "evidence.json").unlink()
     clock.now += 1000
     assert watch.latest().problem is None
+
+
+def test_records_that_make_no_sense_together_are_told(tmp_path: Path) -> None:
+    """Scales of other layers: nothing that kvtriage writes, and no reason to stop."""
+    case = smollm_like()
+    torn = replace(case, scales=msgspec.structs.replace(case.scales, per_head=(), per_tensor=()))
+    folder = write_case(tmp_path / "case", torn, "sensitivities")
+    watch, clock = watched(folder)
+    append_trials(folder, case, 0, 40)
+    clock.now += 1000
+    problem = watch.latest().problem
+    assert problem is not None
+    assert "kvtriage itself failed" in problem.sentence
 
 
 def test_a_folder_that_goes_away_is_told(tmp_path: Path) -> None:

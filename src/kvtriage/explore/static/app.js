@@ -24,12 +24,15 @@ class Asking {
     this.asked = query;
     if (this.busy) return;
     this.busy = true;
-    for (let answered = null; answered !== this.asked; ) {
-      answered = this.asked;
-      const found = await get(`${this.path}?${answered}`);
-      if (found && answered === this.asked) this.onAnswer(found);
-    }
+    let asked;
+    let found;
+    do {
+      asked = this.asked;
+      found = await get(`${this.path}?${asked}`);
+    } while (asked !== this.asked);
     this.busy = false;
+    if (found) this.onAnswer(found);
+    else this.asked = null;
   }
 }
 

@@ -22,7 +22,7 @@ export class Front {
 
   render() {
     if (!this.points.length) {
-      byId("front").replaceChildren("vLLM would start with none of them.");
+      byId("front").replaceChildren("No set can be priced on this server.");
       return;
     }
     this.width = byId("front").clientWidth;
