@@ -72,6 +72,7 @@ def expect_damage(subject: Subject, policy: CachePolicy, scaling: Scaling) -> Da
         return Damage(None, None, None, missing, tuple(notes), measured.kl_margin)
     value, low, high = _sum(alone, stored, measured.confidence)
     notes.extend(_probe_notes(measured.sensitivities, fmt, stored, alone))
+    notes.append(f"the rule allows {format_nats(measured.kl_margin)}")
     text = f"{format_interval(value, low, high, format_nats)} nats per token"
     return Damage(value, low, high, text, tuple(notes), measured.kl_margin)
 

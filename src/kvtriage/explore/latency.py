@@ -63,8 +63,8 @@ def expect_latency(subject: Subject, policy: CachePolicy, scaling: Scaling, cont
     found = tuple(end for end in ends if end is not None)
     if not found:
         return None
-    text = f"not timed itself; {' and '.join(f'{end.label} {end.text}' for end in found)}"
-    return Latency(found, False, text, _notes(longest, at, context_len))
+    ends_told = tuple(f"{end.label}: {end.text}" for end in found)
+    return Latency(found, False, "not timed itself", (*ends_told, *_notes(longest, at, context_len)))
 
 
 def _with_policy(trials: Trials, policy: CachePolicy) -> ArmRecord | None:

@@ -42,7 +42,8 @@ def test_another_policy_lies_between_two_lines() -> None:
     assert found is not None
     assert not found.exact
     assert [end.arm for end in found.arms] == ["bf16", "fp8_unit"]
-    assert found.text.startswith("not timed itself")
+    assert found.text == "not timed itself"
+    assert [note.partition(":")[0] for note in found.notes[:2]] == ["BF16", found.arms[1].label]
 
 
 def test_a_line_is_drawn_on_a_little_and_no_further() -> None:
