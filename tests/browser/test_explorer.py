@@ -235,12 +235,12 @@ def test_a_half_written_line_and_a_newer_record_are_told(visit: Visit, serve: Se
 
 
 def test_128_layers_are_dragged_at_the_speed_of_the_screen(visit: Visit, serve: Serve) -> None:
-    """60 frames a second are 16.7 ms; a busy machine is given twice that."""
+    """60 frames a second are 16.7 ms; a busy machine is given three times that."""
     page = visit(serve(alone(hybrid(128))))
     frames: list[float] = page.evaluate(FRAMES)
     median, slow = frames[len(frames) // 2], frames[int(len(frames) * 0.95)]
     print(f"128 layers: median frame {median:.1f} ms, 95 % within {slow:.1f} ms")
-    assert median < 34
+    assert median < 50
 
 
 def test_10_000_layers_are_still_usable(visit: Visit, serve: Serve) -> None:

@@ -117,11 +117,11 @@ def test_a_case_tells_damage_and_latency() -> None:
     assert found.stored == "18 of 18 layers in FP8"
 
 
-@pytest.mark.parametrize(("layers", "most_s"), [(128, 0.25), (10_000, 10.0)])
+@pytest.mark.parametrize(("layers", "most_s"), [(128, 0.05), (10_000, 5.0)])
 def test_a_large_model_is_answered_in_time(layers: int, most_s: float) -> None:
-    """Bounds for a busy machine; bench/explorer.py has the promise of 50 ms."""
+    """In processor time, which other load does not add to; bench/explorer.py measures whole round trips."""
     subject = hybrid(layers)
     choice = ask(subject, skip=f"0-{layers // 3}")
-    started = time.perf_counter()
+    started = time.process_time()
     assert len(answer(subject, choice).toggles) == 4
-    assert time.perf_counter() - started < most_s
+    assert time.process_time() - started < most_s
