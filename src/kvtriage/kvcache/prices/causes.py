@@ -24,7 +24,7 @@ from kvtriage.kvcache.allocator.report import blocks_of_layer
 from kvtriage.kvcache.allocator.settings import ServingLimits
 from kvtriage.kvcache.prices.held import held_tokens
 
-__all__ = ["Cause", "CauseKind", "Contents", "contents_of", "reserve_causes"]
+__all__ = ["CAUSE_WORDS", "Cause", "CauseKind", "Contents", "contents_of", "reserve_causes"]
 
 
 class CauseKind(enum.StrEnum):
@@ -60,6 +60,25 @@ class CauseKind(enum.StrEnum):
     STAGES = "other_stages"
     NULL_BLOCK = "null_block"
     REMAINDER = "remainder"
+
+
+CAUSE_WORDS: Mapping[CauseKind, str] = {
+    CauseKind.STATES: "recurrent states",
+    CauseKind.INDEX_KEYS: "keys of the sparse index",
+    CauseKind.ROW_SCALES: "scales in the rows of latents",
+    CauseKind.LENGTH: "counted for the longest request",
+    CauseKind.AS_FULL: "windows allocated at full length",
+    CauseKind.LEFT_OUT: "layers left out of the blocks",
+    CauseKind.IN_FLIGHT: "tokens in flight",
+    CauseKind.STATE_COPIES: "copies of states",
+    CauseKind.BLOCK_ROUNDING: "rounding to blocks",
+    CauseKind.PAGE_PADDING: "padding of pages",
+    CauseKind.GROUP_PADDING: "empty places in groups",
+    CauseKind.STAGES: "less the layers of other stages",
+    CauseKind.NULL_BLOCK: "the null block, once a server",
+    CauseKind.REMAINDER: "rest of the memory, rounding",
+}
+"""How each is called before people."""
 
 
 @dataclass(frozen=True)

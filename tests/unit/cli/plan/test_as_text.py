@@ -11,9 +11,8 @@ from kvtriage.cli.plan.answer import PlanAnswer
 from kvtriage.cli.plan.as_markdown import render_markdown
 from kvtriage.cli.plan.as_text import describe_layers, render_plan
 from kvtriage.cli.plan.engine_flags import EngineFlags
-from kvtriage.cli.plan.rows import CAUSES
 from kvtriage.errors import KvtriageError
-from kvtriage.kvcache.prices.causes import CauseKind
+from kvtriage.kvcache.prices.causes import CAUSE_WORDS, CauseKind
 from kvtriage.kvcache.prices.explain import Explanation
 from kvtriage.kvcache.spec import CacheSpec, IndexKeys, LayerKind, LayerSpec, StateTensor
 from kvtriage.kvcache.versions import EngineVersion
@@ -231,7 +230,7 @@ def test_the_same_refusal_is_not_told_of_each_policy() -> None:
 
 
 def test_every_cause_has_words() -> None:
-    assert set(CAUSES) == set(CauseKind)
+    assert set(CAUSE_WORDS) == set(CauseKind)
 
 
 LENGTHS = st.integers(1, 131_072)

@@ -1,0 +1,88 @@
+"""Unfinished evidence is read as finished evidence is, and says that it is unfinished."""
+
+from __future__ import annotations
+
+from kvtriage.explore.progress import Records, judge, measure_arms, name_stage, provisional
+from kvtriage.records.case import Trial
+from kvtriage.records.pairing import BASELINE
+from tests.unit.report.cases import Case, gemma_like, smollm_like
+
+
+def records(case: Case, *, whole: bool = False) -> Records:
+    if whole:
+        return Records(case.plan, case.scales, case.sensitivities, case.evidence, case.verdict)
+    return Records(case.plan, case.scales, case.sensitivities)
+
+
+def one_round(case: Case) -> tuple[Trial, ...]:
+    """Every arm on the first item alone."""
+    return tuple(case.trials[:1])
+
+
+def test_stages_follow_one_another() -> None:
+    case = gemma_like()
+    assert name_stage(Records(case.plan)) == "calibrate"
+    assert name_stage(Records(case.plan, case.scales)) == "diagnose"
+    assert name_stage(records(case)) == "ablate"
+    assert name_stage(Records(case.plan, case.scales, case.sensitivities, case.evidence)) == "decide"
+    assert name_stage(records(case, whole=True)) == "done"
+
+
+def test_nothing_is_made_up_before_there_are_trials() -> None:
+    case = gemma_like()
+    assert provisional(records(case), ()) is None
+    assert measure_arms(records(case), ()) == ()
+    assert judge(records(case), ()).headline == "nothing to judge yet"
+
+
+def test_arms_are_designed_as_the_study_designs_them() -> None:
+    for case in (gemma_like(), smollm_like()):
+        found = provisional(records(case), case.trials)
+        assert found is not None
+        designed = {arm.name: arm for arm in found.arms}
+        for arm in case.evidence.arms:
+            if arm.name in designed:
+                assert designed[arm.name].policy == arm.policy
+        assert {"bf16", "fp8_unit", "fp8_per_head_skip", "bound"} <= designed.keys()
+
+
+def test_intervals_shrink_as_trials_come() -> None:
+    case = smollm_like()
+    early, late = (measure_arms(records(case), case.trials[:count]) for count in (len(case.trials) // 3, None))
+    widths = []
+    for arms in (early, late):
+        unit = next(arm for arm in arms if arm.name == "fp8_unit")
+        assert unit.low is not None
+        assert unit.high is not None
+        assert unit.scored <= unit.asked
+        widths.append(unit.high - unit.low)
+    assert widths[1] < widths[0]
+
+
+def test_bf16_drifts_from_nothing() -> None:
+    case = gemma_like()
+    baseline = next(arm for arm in measure_arms(records(case), case.trials) if arm.name == BASELINE)
+    assert baseline.kl is None
+    assert baseline.timed > 0
+
+
+def test_clauses_flip_from_cannot_tell() -> None:
+    case = smollm_like()
+    statuses = []
+    for count in (len(case.trials) // 4, len(case.trials)):
+        judged = judge(records(case), case.trials[:count])
+        statuses.append({(row.arm, row.clause): row.status for row in judged.clauses})
+    assert "cannot_tell" in statuses[0].values() or not statuses[0]
+    assert set(statuses[1].values()) & {"met", "unmet"}
+
+
+def test_too_few_trials_are_too_early_and_no_error() -> None:
+    case = gemma_like()
+    assert judge(records(case), one_round(case)).headline.startswith("too early to judge")
+
+
+def test_a_verdict_that_is_there_is_the_verdict() -> None:
+    case = gemma_like()
+    judged = judge(records(case, whole=True), case.trials)
+    assert judged.decided
+    assert judged.headline == case.verdict.headline
