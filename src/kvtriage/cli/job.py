@@ -352,10 +352,10 @@ def explain_case(case: CaseFolder, plan: Plan) -> str:
 
 
 def run_report(case: CaseFolder) -> Path:
-    """report.html, drawn anew each time: it is a view of the records and not one of them."""
+    """report.html and report.json, drawn anew each time: a view of the records and not one of them."""
     verdict = case.need(Verdict)
     with stage("report"):
-        html = render_report(
+        report = render_report(
             case.need(Plan),
             case.need(ScaleRecord),
             case.need(Sensitivities),
@@ -363,7 +363,7 @@ def run_report(case: CaseFolder) -> Path:
             case.trials(),
             verdict,
         )
-        return case.write_report(html)
+        return case.write_report(report.html, report.beside)
 
 
 def _write_overlays(case: CaseFolder, model: ModelFolder, record: ScaleRecord) -> None:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from kvtriage.report.page import render_report
+from kvtriage.report.page import Report, render_report
 
-__all__ = ["render_report"]
+__all__ = ["Report", "render_report"]

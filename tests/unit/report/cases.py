@@ -36,9 +36,9 @@ from kvtriage.records.case import (
     Verdict,
 )
 from kvtriage.records.study import Study
-from kvtriage.report import render_report
+from kvtriage.report import Report, render_report
 
-__all__ = ["Case", "gemma_like", "large", "render", "smollm_like", "undecided"]
+__all__ = ["Case", "gemma_like", "large", "render", "report_of", "smollm_like", "undecided"]
 
 VERSION = "0.1.0"
 CONDITIONS_HASH = "c0ffee" + "0" * 58
@@ -57,6 +57,10 @@ class Case:
 
 
 def render(case: Case) -> str:
+    return report_of(case).html
+
+
+def report_of(case: Case) -> Report:
     return render_report(case.plan, case.scales, case.sensitivities, case.evidence, case.trials, case.verdict)
 
 

@@ -50,13 +50,18 @@ def draw_capacity(view: CaseView) -> Figure | Absent:
         panels=(Panel("", draw_plane(series, spec, wide=False), draw_plane(series, spec, wide=True)),),
         table=Table.of(
             ("context, tokens", *(label for label, _, _ in ways)),
-            [
-                (format_tokens(length), *(format_tokens(_fit(view, policy, length)) for _, _, policy in ways))
-                for length in shown
-            ],
+            [(length, *(_fit(view, policy, length) for _, _, policy in ways)) for length in shown],
             words=0,
         ),
+        facts={"memory_bytes": memory, "gain_at_the_limit": _gain(view, ways)},
     )
+
+
+def _gain(view: CaseView, ways: list[tuple[str, str, CachePolicy]]) -> float | None:
+    """Most tokens of any way over BF16's at the model's limit; None where BF16 fits not once."""
+    longest = view.plan.max_model_len
+    native = _fit(view, CachePolicy.native(view.spec.num_layers), longest)
+    return max(_fit(view, policy, longest) for _, _, policy in ways) / native if native else None
 
 
 def _fit(view: CaseView, policy: CachePolicy, length: int) -> int:

@@ -8,7 +8,7 @@ from kvtriage.records.case import ProbeRow
 from kvtriage.report.arms import layer_ranges
 from kvtriage.report.charts.layer_rows import StackedBar, draw_stacked
 from kvtriage.report.figures.base import Absent, Figure, KeyEntry, Panel, Table
-from kvtriage.report.numbers import axis_number, exact, rounded
+from kvtriage.report.numbers import axis_number, rounded
 from kvtriage.report.view import CaseView
 
 __all__ = ["draw_layers", "format_name"]
@@ -72,13 +72,20 @@ def draw_layers(view: CaseView) -> Figure | Absent:
                     str(layer.layer_idx),
                     str(layer.kind),
                     "yes" if layer.layer_idx in view.sensitivities.suspects else "",
-                    *(_shown(damage[word].get(layer.layer_idx)) for word in words),
+                    *(damage[word].get(layer.layer_idx) for word in words),
                 )
                 for layer in view.spec.layers
             ],
             words=3,
         ),
         key=tuple(key),
+        facts={
+            "probe_texts": len(view.sensitivities.probe_items),
+            "range_alone": max(
+                (damage[plain][layer] - best for layer, best in _best(damage, plain).items() if layer in damage[plain]),
+                default=None,
+            ),
+        },
     )
 
 
@@ -109,10 +116,6 @@ def _best(damage: dict[str, dict[int, float]], plain: str) -> dict[int, float]:
             if word != plain:
                 found[layer] = min(value, found.get(layer, value))
     return found
-
-
-def _shown(value: float | None) -> str:
-    return "" if value is None else exact(value)
 
 
 def _answer(view: CaseView, damage: dict[str, dict[int, float]], plain: str) -> str:

@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element
 from kvtriage.records.case import SweepRow
 from kvtriage.report.charts.lines import Guide, PlaneSpec, Series, draw_plane
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
-from kvtriage.report.numbers import axis_number, axis_tokens, exact, times
+from kvtriage.report.numbers import axis_number, axis_tokens, times
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_tokens
 
@@ -39,9 +39,17 @@ def draw_sweep(view: CaseView) -> Figure | Absent:
         panels=tuple(panels),
         table=Table.of(
             ("from position", *(f"{row.tensor.upper()} {row.layer_idx}" for row in seen)),
-            [(format_tokens(edge), *(_shown(row, index) for row in seen)) for index, edge in enumerate(edges)],
+            [(edge, *(_shown(row, index) for row in seen)) for index, edge in enumerate(edges)],
             words=0,
         ),
+        facts={
+            "calibration_tokens": view.plan.study.calibration_tokens,
+            "tensors": len(seen),
+            "still_growing": sum(1 for row in seen if _growth(row) > _GROWTH),
+            "steepest": max(map(_growth, seen)),
+            "largest_e4m3": _LARGEST_E4M3,
+            "counts_as_growth": _GROWTH - 1,
+        },
     )
 
 
@@ -76,8 +84,8 @@ def _far_ends(view: CaseView) -> tuple[float, ...]:
     return (*(float(edge) for edge in edges[1:]), float(last))
 
 
-def _shown(row: SweepRow, index: int) -> str:
-    return exact(row.amax[index]) if index < len(row.amax) and row.amax[index] > 0 else ""
+def _shown(row: SweepRow, index: int) -> float | None:
+    return row.amax[index] if index < len(row.amax) and row.amax[index] > 0 else None
 
 
 def _growth(row: SweepRow) -> float:
