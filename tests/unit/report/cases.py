@@ -38,7 +38,7 @@ from kvtriage.records.case import (
 from kvtriage.records.study import Study
 from kvtriage.report import Report, render_report
 
-__all__ = ["Case", "gemma_like", "large", "render", "report_of", "smollm_like", "undecided"]
+__all__ = ["Case", "deep", "gemma_like", "large", "render", "report_of", "smollm_like", "undecided"]
 
 VERSION = "0.1.0"
 CONDITIONS_HASH = "c0ffee" + "0" * 58
@@ -157,6 +157,21 @@ def undecided() -> Case:
         caveats=_CAVEATS[:1], next_step="Run it again with --items 41.",
     )  # fmt: skip
     return replace(case, trials=trials, verdict=verdict)
+
+
+def deep(num_layers: int = 10_000) -> Case:
+    """More layers than any page has room for, every other one suspected."""
+    layers = tuple(LayerSpec(i, LayerKind.FULL, 2, 1, 64, 64) for i in range(num_layers))
+    return _build(
+        CacheSpec("llama", layers, 4_096),
+        smollm_like().plan.model,
+        skip=tuple(range(0, num_layers, 2)),
+        drift={"bf16_repeat": 4e-8, "fp8_unit": 0.08, "fp8_per_tensor": 0.03, "fp8_per_head_skip": 0.009},
+        same_as={},
+        layer_kl=lambda i: 0.001 + 0.0004 * math.sin(i),
+        reach=lambda tensor, i: 10.0 + i % 100,
+        verdict=smollm_like().verdict,
+    )
 
 
 def large() -> Case:

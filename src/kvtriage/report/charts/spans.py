@@ -30,12 +30,14 @@ class Stretch:
 class SpanRow:
     """One arm. `value` with `low` to `high` is where it starts; None where no such place is known.
 
+    `said` is a sentence about it, `short` the same where there is little room.
     `holds` is the part of the axis on which it is better for certain.
     """
 
     label: str
     style: ArmStyle
     said: str
+    short: str
     value: float | None = None
     low: float | None = None
     high: float | None = None
@@ -68,8 +70,16 @@ def draw_spans(
 
 def _draw_row(row: SpanRow, axis: Axis, top: float, wide: bool) -> Element:
     y = top + 31
-    words = text(axis.start, top + 15, row.said if wide else f"{row.label}: {row.said}", "value")
-    parts = [text(_WIDE_LABELS - 6, y + 4, row.label, "label", "end"), words] if wide else [words]
+    if wide:
+        parts = [
+            text(_WIDE_LABELS - 6, y + 4, row.label, "label", "end"),
+            text(axis.start, top + 15, row.said, "value"),
+        ]
+    else:
+        parts = [
+            text(axis.start, top + 15, row.label, "label"),
+            text(axis.end, top + 15, row.short, "value", "end"),
+        ]
     parts.append(line(axis.start, y, axis.end, y, "rule"))
     if row.holds is not None:
         begin, end = (axis.at(place) for place in row.holds)

@@ -66,11 +66,11 @@ def _row(view: CaseView, entry: ArmTimings, crossing: Crossing, ends: tuple[floa
     if found.kind == "at" and found.value is not None and found.low is not None and found.high is not None:
         holds = (found.high, ends[1]) if found.faster_beyond else (ends[0], found.low)
         value = None if found.certain_from is not None else found.value
-        return SpanRow(style.short, style, said, value, found.low, found.high, holds, chosen)
-    holds_all = tuple(map(float, crossing.timed)) if crossing.measured.kind == "always" else None
-    return SpanRow(
-        style.short, style, said, holds=None if holds_all is None else (holds_all[0], holds_all[1]), chosen=chosen
-    )
+        short = f"{format_tokens(found.value)} ({format_tokens(found.low)} to {format_tokens(found.high)})"
+        return SpanRow(style.short, style, said, short, value, found.low, found.high, holds, chosen)
+    short = {"always": "always faster here", "never": "always slower here"}.get(crossing.measured.kind, "can't tell")
+    holds = (float(crossing.timed[0]), float(crossing.timed[1])) if crossing.measured.kind == "always" else None
+    return SpanRow(style.short, style, said, short, holds=holds, chosen=chosen)
 
 
 def _cells(entry: ArmTimings, crossing: Crossing) -> tuple[Cell, ...]:

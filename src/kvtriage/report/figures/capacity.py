@@ -17,14 +17,15 @@ __all__ = ["draw_capacity"]
 
 _QUESTION = "How many tokens fit, as contexts grow?"
 _SHORTEST = 128
-_STEPS = 16
-"""Points in each doubling: where few sequences fit, the curve steps as the last of them drops out."""
+_STEPS, _DEEP = 16, 500
+"""Points in each doubling, one for a model of more layers than the second: where few sequences fit, the curve steps as
+the last of them drops out."""
 
 
 def draw_capacity(view: CaseView) -> Figure | Absent:
     """One curve for each way of storing: scales cost nothing that shows here."""
     memory = view.plan.study.memory_bytes
-    lengths = _lengths(view.plan.max_model_len, _STEPS)
+    lengths = _lengths(view.plan.max_model_len, _STEPS if view.spec.num_layers <= _DEEP else 1)
     ways = _ways(view)
     if not ways:
         return Absent(_QUESTION, "The evidence has no arm that a server could run.")

@@ -36,7 +36,8 @@ def draw_layers(view: CaseView) -> Figure | Absent:
     if plain is None:
         return Absent(_QUESTION, "No layer was probed in FP8 alone.")
     repaired = next((word for word in ("fp8:per_head", "fp8:per_tensor") if word in damage and word != plain), None)
-    bars = tuple(_bar(layer.layer_idx, damage, plain, repaired) for layer in view.spec.layers)
+    best, suspects = _best(damage, plain), frozenset(view.sensitivities.suspects)
+    bars = tuple(_bar(layer.layer_idx, damage, plain, best, repaired) for layer in view.spec.layers)
     words = [word for word in (*_UNREPAIRED, _BOUND) if word in damage]
     key = [KeyEntry("swatch-stay", "mantissa: only BF16 wins it back"), KeyEntry("swatch-range", "range: scales can")]
     if repaired is not None:
@@ -71,7 +72,7 @@ def draw_layers(view: CaseView) -> Figure | Absent:
                 (
                     str(layer.layer_idx),
                     str(layer.kind),
-                    "yes" if layer.layer_idx in view.sensitivities.suspects else "",
+                    "yes" if layer.layer_idx in suspects else "",
                     *(damage[word].get(layer.layer_idx) for word in words),
                 )
                 for layer in view.spec.layers
@@ -82,7 +83,7 @@ def draw_layers(view: CaseView) -> Figure | Absent:
         facts={
             "probe_texts": len(view.sensitivities.probe_items),
             "range_alone": max(
-                (damage[plain][layer] - best for layer, best in _best(damage, plain).items() if layer in damage[plain]),
+                (damage[plain][layer] - least for layer, least in best.items() if layer in damage[plain]),
                 default=None,
             ),
         },
@@ -98,9 +99,12 @@ def _by_format(probes: tuple[ProbeRow, ...]) -> dict[str, dict[int, float]]:
     return damage
 
 
-def _bar(layer: int, damage: dict[str, dict[int, float]], plain: str, repaired: str | None) -> StackedBar:
+def _bar(
+    layer: int, damage: dict[str, dict[int, float]], plain: str, reached: dict[int, float], repaired: str | None
+) -> StackedBar:
+    """`reached` is what `_best` found."""
     total = max(damage[plain].get(layer, 0.0), 0.0)
-    best = _best(damage, plain).get(layer)
+    best = reached.get(layer)
     tick = None if repaired is None else damage[repaired].get(layer)
     said = [f"{format_name(word)} {rounded(values[layer])}" for word, values in damage.items() if layer in values]
     return StackedBar(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from xml.etree.ElementTree import Element
 
 from kvtriage.records.case import SweepRow
@@ -16,6 +17,7 @@ __all__ = ["draw_sweep"]
 _QUESTION = "Does the range still grow with position?"
 _LARGEST_E4M3 = 448.0
 _NAMED = 3
+_MOST_CURVES = 80
 _GROWTH = 1.1
 """A layer grows when its last stretch reaches this much beyond all the earlier ones."""
 
@@ -38,9 +40,11 @@ def draw_sweep(view: CaseView) -> Figure | Absent:
         "A curve that still climbs at the right may go further in longer traffic.",
         panels=tuple(panels),
         table=Table.of(
-            ("from position", *(f"{row.tensor.upper()} {row.layer_idx}" for row in seen)),
-            [(edge, *(_shown(row, index) for row in seen)) for index, edge in enumerate(edges)],
-            words=0,
+            ("tensor", *(f"from position {format_tokens(edge)}" for edge in edges)),
+            [
+                (f"{row.tensor.upper()} of layer {row.layer_idx}", *(_shown(row, index) for index in range(len(edges))))
+                for row in seen
+            ],
         ),
         facts={
             "calibration_tokens": view.plan.study.calibration_tokens,
@@ -62,7 +66,7 @@ def _draw(view: CaseView, rows: list[SweepRow], tensor: str) -> Element:
             "arm-unit" if row in furthest else "faint",
             curve=tuple((end, value) for end, value in zip(ends, row.amax, strict=False) if value > 0),
         )
-        for row in sorted(rows, key=lambda row: row in furthest)
+        for row in (*_sample([row for row in rows if row not in furthest]), *furthest)
     ]
     spec = PlaneSpec(
         label=f"Largest magnitude of {tensor.upper()} by position and layer",
@@ -75,6 +79,11 @@ def _draw(view: CaseView, rows: list[SweepRow], tensor: str) -> Element:
     )
     guide = Guide(_LARGEST_E4M3, "448: E4M3 saturates at unit scale", "threshold-margin")
     return draw_plane(series, spec, wide=False, guides=(guide,))
+
+
+def _sample(rows: list[SweepRow]) -> list[SweepRow]:
+    """As many as can be told apart, evenly over the layers."""
+    return rows[:: max(1, math.ceil(len(rows) / _MOST_CURVES))]
 
 
 def _far_ends(view: CaseView) -> tuple[float, ...]:
