@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from kvtriage.records.case import Evidence, Plan, ScaleRecord, Sensitivities, Trial, Verdict
+from kvtriage.records.case import Verdict
 from kvtriage.report.arms import style_of
 from kvtriage.report.beside import encode_beside
 from kvtriage.report.brief import describe_choice, tell_in_brief
@@ -26,10 +26,10 @@ from kvtriage.report.quality import METRICS, Metric, drift_of
 from kvtriage.report.tables import arm_rows, conditions, held_bytes, price_table, reason_groups, study_toml
 from kvtriage.report.timings import latency_of
 from kvtriage.report.view import CaseView
-from kvtriage.stats import Interval
+from kvtriage.stats import Interval, Line
 from kvtriage.units import format_tokens
 
-__all__ = ["Report", "Tile", "render_report", "serve_command"]
+__all__ = ["Report", "Tile", "open_templates", "read_asset", "render_report", "serve_command"]
 
 _TEMPLATE = "page.html.jinja"
 
@@ -66,30 +66,23 @@ class Tile:
         return self.value, self.meaning
 
 
-def render_report(
-    plan: Plan,
-    scales: ScaleRecord,
-    sensitivities: Sensitivities,
-    evidence: Evidence,
-    trials: Sequence[Trial],
-    verdict: Verdict,
-) -> Report:
+def render_report(view: CaseView) -> Report:
     """One HTML document, from the records alone. Opens without network or server.
 
     Its content security policy lets nothing load and only the copy button's script run.
     """
-    view = CaseView(plan, scales, sensitivities, evidence, tuple(trials), verdict)
+    plan, verdict = view.plan, view.verdict
     figures = {name: draw(view) for name, draw in FIGURES.items()}
     brief, prices, held, pools = tell_in_brief(view), price_table(view), held_bytes(view), reserved_pools(view)
     tiles = _tiles(view)
-    page = _environment().get_template(_TEMPLATE)
+    page = open_templates().get_template(_TEMPLATE)
     html = page.render(
         view=view,
         brief=brief,
         plan=plan,
         verdict=verdict,
-        explanation=_as_sentence(sensitivities.explanation),
-        style=Markup(_read("style.css")),
+        explanation=_as_sentence(view.sensitivities.explanation),
+        style=Markup(read_asset("style.css")),
         script=Markup(_COPY_SCRIPT),
         script_hash=base64.b64encode(hashlib.sha256(_COPY_SCRIPT.encode()).digest()).decode(),
         figures=figures,
@@ -106,7 +99,7 @@ def render_report(
         study=study_toml(view),
         run_command=f"kvtriage run {shlex.quote(plan.model.source)} --data {shlex.quote(plan.data.source)} "
         "--study study.toml --out case/",
-        warnings=(*plan.warnings, *scales.warnings),
+        warnings=(*plan.warnings, *view.scales.warnings),
     )
     tables = {"prices": prices, "held": held and held[1], "pools": pools and pools[1]}
     told = [
@@ -127,9 +120,14 @@ def serve_command(vllm_args: Sequence[str]) -> str:
     return " \\\n".join(lines)
 
 
-def _environment() -> Environment:
+def open_templates() -> Environment:
+    """Templates that escape whatever they are given."""
     environment = Environment(
-        loader=FunctionLoader(_read), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FunctionLoader(read_asset),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["svg"] = _to_safe
     environment.tests["figure"] = lambda drawing: isinstance(drawing, Figure)
@@ -137,7 +135,8 @@ def _environment() -> Environment:
     return environment
 
 
-def _read(name: str) -> str:
+def read_asset(name: str) -> str:
+    """A template or the style sheet, as it is shipped."""
     return resources.files("kvtriage.report").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -216,12 +215,26 @@ def _speed(view: CaseView) -> Tile | None:
     if baseline.at(longest) <= 0:
         return None
     change = chosen.itl.at(longest) / baseline.at(longest) - 1
+    length, arm = Shown(longest, format_tokens(longest)), style_of(chosen.arm).short
+    if _overlap(chosen.itl, baseline, longest, view.plan.study.rule.confidence):
+        said = say(
+            "against BF16 at {longest} of context, {arm}: the lines lie within their errors.", longest=length, arm=arm
+        )
+        return Tile("Decoding here", say("can't tell"), said)
     return Tile(
         "Decoding here",
         say("{change} {word}", change=Shown(change, percent(abs(change))), word="slower" if change > 0 else "faster"),
         say(
             "per token at {longest} of context, {arm}, on this machine; your server's will differ.",
-            longest=Shown(longest, format_tokens(longest)),
-            arm=style_of(chosen.arm).short,
+            longest=length,
+            arm=arm,
         ),
     )
+
+
+def _overlap(line: Line, other: Line, length: float, confidence: float) -> bool:
+    """Whether the bands of two lines meet at `length`; a line without a band tells nothing."""
+    bands = line.band_at(length, confidence), other.band_at(length, confidence)
+    if bands[0] is None or bands[1] is None:
+        return True
+    return bands[0][0] <= bands[1][1] and bands[1][0] <= bands[0][1]

@@ -36,9 +36,9 @@ from kvtriage.records.case import (
     Verdict,
 )
 from kvtriage.records.study import Study
-from kvtriage.report import Report, render_report
+from kvtriage.report import CaseView, Report, render_report
 
-__all__ = ["Case", "deep", "gemma_like", "large", "render", "report_of", "smollm_like", "undecided"]
+__all__ = ["Case", "deep", "gemma_like", "large", "render", "report_of", "smollm_like", "undecided", "view_of"]
 
 VERSION = "0.1.0"
 CONDITIONS_HASH = "c0ffee" + "0" * 58
@@ -61,7 +61,11 @@ def render(case: Case) -> str:
 
 
 def report_of(case: Case) -> Report:
-    return render_report(case.plan, case.scales, case.sensitivities, case.evidence, case.trials, case.verdict)
+    return render_report(view_of(case))
+
+
+def view_of(case: Case) -> CaseView:
+    return CaseView(case.plan, case.scales, case.sensitivities, case.evidence, case.trials, case.verdict)
 
 
 def gemma_like() -> Case:

@@ -18,14 +18,9 @@ from kvtriage.report.figures import FIGURES
 from kvtriage.report.figures.base import Absent, Figure
 from kvtriage.report.quality import METRICS, drift_of
 from kvtriage.report.tables import arm_rows, held_bytes, reason_groups
-from kvtriage.report.view import CaseView
 from kvtriage.stages.quality import quality_clauses
 from kvtriage.units import format_tokens
-from tests.unit.report.cases import Case, gemma_like, large, smollm_like, without_arms
-
-
-def view_of(case: Case) -> CaseView:
-    return CaseView(case.plan, case.scales, case.sensitivities, case.evidence, case.trials, case.verdict)
+from tests.unit.report.cases import Case, gemma_like, large, smollm_like, view_of, without_arms
 
 
 def drawn(name: str, case: Case) -> Figure:

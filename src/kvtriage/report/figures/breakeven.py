@@ -64,10 +64,10 @@ def _row(view: CaseView, entry: ArmTimings, crossing: Crossing, ends: tuple[floa
     said = crossing.in_words()
     chosen = view.is_chosen(entry.arm)
     if found.kind == "at" and found.value is not None and found.low is not None and found.high is not None:
-        holds = (found.high, ends[1]) if found.faster_beyond else (ends[0], found.low)
+        certain = (found.high, ends[1]) if found.faster_beyond else (ends[0], found.low)
         value = None if found.certain_from is not None else found.value
         short = f"{format_tokens(found.value)} ({format_tokens(found.low)} to {format_tokens(found.high)})"
-        return SpanRow(style.short, style, said, short, value, found.low, found.high, holds, chosen)
+        return SpanRow(style.short, style, said, short, value, found.low, found.high, certain, chosen)
     short = {"always": "always faster here", "never": "always slower here"}.get(crossing.measured.kind, "can't tell")
     holds = (float(crossing.timed[0]), float(crossing.timed[1])) if crossing.measured.kind == "always" else None
     return SpanRow(style.short, style, said, short, holds=holds, chosen=chosen)
