@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Stage",
     "columns",
+    "folding_width",
     "one_line",
     "open_progress",
     "peak_memory_bytes",
@@ -76,6 +77,11 @@ def columns() -> int:
     """Width to write for: the terminal's, from 40 to 100; 80 where stdout is none."""
     width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 80
     return min(max(width, _NARROWEST), _WIDEST)
+
+
+def folding_width() -> int | None:
+    """`columns` where stdout is a terminal; None where a line of data has to stay one line."""
+    return columns() if sys.stdout.isatty() else None
 
 
 def _wants_colour() -> bool:

@@ -31,7 +31,7 @@ from kvtriage.cli.report_text import render_text
 from kvtriage.cli.rules import load_rule
 from kvtriage.cli.servers import choose_wiring
 from kvtriage.cli.summary import render_verdict
-from kvtriage.cli.terminal import columns, say, show
+from kvtriage.cli.terminal import columns, folding_width, say, show
 from kvtriage.records.case import Plan, ScaleRecord, Sensitivities, Verdict
 from kvtriage.records.study import validate_study
 
@@ -143,7 +143,7 @@ def decide_command(case_path: Path, rule: str | None, explain: bool, as_json: bo
         elif as_json:
             click.echo(msgspec.json.format(msgspec.json.encode(verdict), indent=2))
         else:
-            click.echo(render_verdict(verdict, plan))
+            click.echo(render_verdict(verdict, plan, folding_width()))
         if explain:
             click.echo("\n" + explain_case(case, plan))
     return CANNOT_TELL if verdict.choice is None else 0
