@@ -22,6 +22,7 @@ from kvtriage.report.page import serve_command
 from kvtriage.units import format_bytes
 from tests.unit.report.cases import (
     Case,
+    deep,
     gemma_like,
     large,
     render,
@@ -124,6 +125,12 @@ def test_the_policy_allows_only_the_copy_script() -> None:
 @pytest.mark.parametrize("make", CASES)
 def test_the_page_stays_under_one_megabyte(make: Callable[[], Case]) -> None:
     assert len(render(make()).encode()) < 1_000_000
+
+
+def test_a_very_deep_model_degrades_to_a_page() -> None:
+    page = render(deep(2_000))
+    assert len(page.encode()) < 1_000_000
+    assert "The first 100 of 2,000 rows; report.json beside this page has them all." in walk(page).said()
 
 
 @pytest.mark.parametrize("make", CASES)

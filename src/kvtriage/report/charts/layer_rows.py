@@ -35,6 +35,18 @@ class LayerFrame:
     suspects: tuple[int, ...]
     proven: bool
 
+    @property
+    def layers_a_row(self) -> int:
+        """1, or as many neighbours as keep the rows in bounds."""
+        return math.ceil(self.spec.num_layers / _MOST_ROWS)
+
+    @property
+    def note(self) -> str:
+        """A sentence where a row is more than a layer; else empty."""
+        return (
+            f" A row is {self.layers_a_row} neighbouring layers, and shows the worst." if self.layers_a_row > 1 else ""
+        )
+
 
 @dataclass(frozen=True)
 class HeatColumn:
@@ -70,7 +82,7 @@ def draw_heat(
     css: str = "heat",
 ) -> Element:
     """Cells shaded evenly from 0 to `top` (above 0). At least one column."""
-    runs = _runs(frame.spec)
+    runs = _runs(frame)
     row = _row_height(runs)
     cell = min((NARROW - _LEFT - _RIGHT) / len(columns), _WIDEST_CELL)
     parts = _draw_frame(frame, runs, row)
@@ -105,7 +117,7 @@ def draw_stacked(
     tick_text: Callable[[float], str],
 ) -> Element:
     """`bars` [L]."""
-    runs = _runs(frame.spec)
+    runs = _runs(frame)
     row = _row_height(runs)
     floor = _TOP + row * len(runs)
     highest = max(max(bar.total, bar.floor, bar.tick or 0.0) for bar in bars) or 1.0
@@ -133,10 +145,10 @@ def _draw_cell(x: float, y: float, width: float, height: float, shade: float, ti
     return node("rect", *inside, x=x + 0.75, y=y + 0.75, width=width - 1.5, height=height - 1.5, fill_opacity=shade)
 
 
-def _runs(spec: CacheSpec) -> tuple[range, ...]:
-    """The layers of each row, top to bottom: one each, or as many as keep the rows in bounds."""
-    length = math.ceil(spec.num_layers / _MOST_ROWS)
-    return tuple(range(start, min(start + length, spec.num_layers)) for start in range(0, spec.num_layers, length))
+def _runs(frame: LayerFrame) -> tuple[range, ...]:
+    """The layers of each row, top to bottom."""
+    count, length = frame.spec.num_layers, frame.layers_a_row
+    return tuple(range(start, min(start + length, count)) for start in range(0, count, length))
 
 
 def _worst_of(values: Sequence[float | None], run: range) -> list[tuple[float, int]]:

@@ -55,10 +55,13 @@ def draw_heads(view: CaseView) -> Figure | Absent:
         question=_QUESTION,
         answer=_answer(damage),
         note="One cell is one KV head in FP8, K and V together, with everything else in BF16. Darker is worse; "
-        "the shade is even from zero to the worst cell.",
+        f"the shade is even from zero to the worst cell.{view.layer_frame.note}",
         panels=panels,
         table=Table.of(("layer", *names), rows, words=0),
-        facts={"share_of_the_worst": _share(damage, _worst(damage))},
+        facts={
+            "share_of_the_worst": _share(damage, _worst(damage)),
+            "layers_a_row": view.layer_frame.layers_a_row,
+        },
     )
 
 

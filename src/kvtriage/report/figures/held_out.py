@@ -45,7 +45,8 @@ def draw_held_out(view: CaseView) -> Figure | Absent:
         question=_QUESTION,
         answer=_answer(worst, scalings),
         note="Share of K or V elements of the worst head of each layer. Saturated elements are clipped; those below "
-        "2⁻⁶ × scale keep fewer than three mantissa bits. Both are matters of range, which scales repair.",
+        "2⁻⁶ × scale keep fewer than three mantissa bits. Both are matters of range, which scales repair."
+        f"{view.layer_frame.note}",
         panels=tuple(panels),
         table=Table.of(
             (
@@ -69,6 +70,7 @@ def draw_held_out(view: CaseView) -> Figure | Absent:
             ],
             words=0,
         ),
+        facts={"layers_a_row": view.layer_frame.layers_a_row},
     )
 
 

@@ -53,7 +53,7 @@ def draw_layers(view: CaseView) -> Figure | Absent:
         answer=_answer(view, damage, plain),
         note=f"Each layer alone in {format_name(plain)}, all others in BF16: mean KL over "
         f"{len(view.sensitivities.probe_items)} probe texts, cut at what is left under the best of the calibrated "
-        "scales and the scale-free bound.",
+        f"scales and the scale-free bound.{view.layer_frame.note}",
         panels=(
             Panel(
                 "KL when this layer alone is quantised",
@@ -81,6 +81,7 @@ def draw_layers(view: CaseView) -> Figure | Absent:
         ),
         key=tuple(key),
         facts={
+            "layers_a_row": view.layer_frame.layers_a_row,
             "probe_texts": len(view.sensitivities.probe_items),
             "range_alone": max(
                 (damage[plain][layer] - least for layer, least in best.items() if layer in damage[plain]),
