@@ -17,7 +17,7 @@ from kvtriage.records.case import Verdict
 from kvtriage.report.arms import style_of
 from kvtriage.report.beside import encode_beside
 from kvtriage.report.brief import describe_choice, tell_in_brief
-from kvtriage.report.charts.svg import to_markup
+from kvtriage.report.charts.svg import in_plain_sight, to_markup
 from kvtriage.report.figures import FIGURES
 from kvtriage.report.figures.base import Absent, Figure
 from kvtriage.report.numbers import Sentence, Shown, percent, rounded, say, signed, times
@@ -127,6 +127,7 @@ def open_templates() -> Environment:
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
+        finalize=_finalize,
         lstrip_blocks=True,
     )
     environment.filters["svg"] = _to_safe
@@ -138,6 +139,11 @@ def open_templates() -> Environment:
 def read_asset(name: str) -> str:
     """A template or the style sheet, as it is shipped."""
     return resources.files("kvtriage.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _finalize(value: object) -> object:
+    """Text from elsewhere, before it is escaped; markup of our own is left as it is."""
+    return value if isinstance(value, Markup) or not isinstance(value, str) else in_plain_sight(value)
 
 
 def _to_safe(drawing: Element) -> Markup:

@@ -157,6 +157,13 @@ def test_hostile_text_stays_text() -> None:
     assert "{{ 7 * 7 }}" in said
 
 
+def test_no_character_acts_unseen() -> None:
+    """Control characters, and marks that would turn the words around a name, are shown as a sign in their place."""
+    page = render(with_hostile_text(gemma_like(), "gpj\x1b[2J\u202eexe.\x85\x00"))
+    assert not [sign for sign in page if not sign.isprintable() and sign != "\n"]
+    assert "gpj\ufffd[2J\ufffdexe.\ufffd" in page
+
+
 def test_hostile_arm_names_stay_text_inside_the_drawings() -> None:
     case = smollm_like()
     arms = tuple(
