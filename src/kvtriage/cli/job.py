@@ -19,13 +19,13 @@ import msgspec
 from kvtriage import __version__
 from kvtriage.checkpoints.model_folder import ModelFolder, load_model_folder
 from kvtriage.checkpoints.overlay import check_base, check_overlay, write_overlay
-from kvtriage.cli.case import CHECKPOINT, CHECKPOINT_PER_TENSOR, CaseFolder, open_case
+from kvtriage.cli.case import CHECKPOINT, CHECKPOINT_PER_TENSOR, CaseFolder
 from kvtriage.cli.options import Machine
 from kvtriage.cli.sources import load_data
 from kvtriage.cli.terminal import say, stage
 from kvtriage.engines.base import Engine, Tokenizer
 from kvtriage.errors import CaseError, EngineError, ModelError, StudyError
-from kvtriage.files import is_inside, sha256_bytes, write_atomic
+from kvtriage.files import sha256_bytes
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.readers import read_cache_spec
 from kvtriage.kvcache.spec import CacheSpec
@@ -40,7 +40,6 @@ from kvtriage.records.case import (
 )
 from kvtriage.records.study import Study, check_context
 from kvtriage.records.values import scale_set
-from kvtriage.report import CaseView, render_comparison, render_report
 from kvtriage.stages.ablate import ablate
 from kvtriage.stages.calibrate import calibrate
 from kvtriage.stages.decide import decide
@@ -59,7 +58,6 @@ __all__ = [
     "OpenEngine",
     "Subject",
     "Wiring",
-    "compare_cases",
     "embedded",
     "explain_case",
     "judge_case",
@@ -71,8 +69,6 @@ __all__ = [
     "run_calibrate",
     "run_decide",
     "run_diagnose",
-    "run_report",
-    "view_case",
 ]
 
 
@@ -351,46 +347,6 @@ def explain_case(case: CaseFolder, plan: Plan) -> str:
     """The way to the verdict by the rule of `plan`, clause by clause."""
     records = (case.need(ScaleRecord), case.need(Sensitivities), case.need(Evidence))
     return "\n".join(explain(examine(plan, *records, case.trials(), None)))
-
-
-def view_case(case: CaseFolder) -> CaseView:
-    """The six records of a finished case. Raises CaseError for what is missing."""
-    verdict = case.need(Verdict)
-    return CaseView(
-        case.need(Plan),
-        case.need(ScaleRecord),
-        case.need(Sensitivities),
-        case.need(Evidence),
-        case.trials(),
-        verdict,
-    )
-
-
-def run_report(case: CaseFolder) -> Path:
-    """report.html and report.json, drawn anew each time: a view of the records and not one of them."""
-    view = view_case(case)
-    with stage("report"):
-        report = render_report(view)
-        return case.write_report(report.html, report.beside)
-
-
-def compare_cases(first: Path, second: Path, out: Path) -> Path:
-    """A new file `out`, and its numbers beside it with the ending .json. Raises CaseError, StorageError."""
-    if os.path.realpath(first) == os.path.realpath(second):
-        raise CaseError(f"{first} and {second} are the same case", hint="name two cases")
-    beside = out.with_suffix(".json")
-    for file in (out, beside):
-        if os.path.lexists(file):
-            raise CaseError(f"{file} is already there", hint="choose another --out: nothing is overwritten")
-    if out == beside:
-        raise CaseError(f"{out} is where the numbers would go", hint="let --out end in .html")
-    if any(is_inside(out, case) for case in (first, second)):
-        raise CaseError(f"{out} lies in a case folder", hint="choose an --out elsewhere")
-    with open_case(first, create=False) as before, open_case(second, create=False) as after:
-        report = render_comparison(view_case(before), view_case(after), (str(first), str(second)))
-    write_atomic(beside, report.beside)
-    write_atomic(out, report.html.encode())
-    return out
 
 
 def _write_overlays(case: CaseFolder, model: ModelFolder, record: ScaleRecord) -> None:

@@ -21,9 +21,9 @@ from kvtriage.cli.job import (
     run_calibrate,
     run_decide,
     run_diagnose,
-    run_report,
 )
 from kvtriage.cli.options import Machine, machine_options
+from kvtriage.cli.report_files import run_report
 from kvtriage.cli.servers import choose_wiring
 from kvtriage.cli.settings import Override, load_study, parse_buckets, parse_memory
 from kvtriage.cli.sources import DEMO_DATA, resolve_data, resolve_model

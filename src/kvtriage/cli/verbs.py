@@ -14,7 +14,6 @@ from kvtriage.cli.dry_run_options import DryRun, dry_run_options, remembered_spe
 from kvtriage.cli.job import (
     Job,
     Wiring,
-    compare_cases,
     explain_case,
     judge_case,
     open_job,
@@ -23,10 +22,9 @@ from kvtriage.cli.job import (
     run_calibrate,
     run_decide,
     run_diagnose,
-    run_report,
-    view_case,
 )
 from kvtriage.cli.options import Machine, case_argument, machine_options
+from kvtriage.cli.report_files import compare_cases, run_report, view_case
 from kvtriage.cli.report_text import render_text
 from kvtriage.cli.rules import load_rule
 from kvtriage.cli.servers import choose_wiring
