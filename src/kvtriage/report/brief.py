@@ -165,7 +165,7 @@ def _change(view: CaseView, chosen: ArmRecord | None) -> Sentence:
     return say(
         f"A margin for {{clause}} below {{high}}, now {{margin}}; or {beyond}.",
         clause=_where(near),
-        high=Shown(near.high, show_quantity(near.clause, near.high)),
+        high=Shown(near.high, show_quantity(near.clause, near.high).removeprefix("+")),
         margin=Shown(near.threshold, show_threshold(near)),
         longest=longest,
     )

@@ -169,3 +169,13 @@ def test_a_deep_model_has_a_row_for_each_run_of_layers() -> None:
     assert "<title>layer 6</title>" in stacked
     shallow = LayerFrame(CacheSpec("llama", layers[:80], 4_096), suspects=(), proven=False)
     assert (shallow.layers_a_row, shallow.note) == (1, "")
+
+
+def test_a_wide_band_leaves_the_readings_their_room() -> None:
+    """Few readings have bands that reach far beyond them: the axis follows the readings."""
+    wild = Series("a", "arm-unit", curve=((0, 10.0), (10, 12.0)), band=((0, -1e4, 1e4), (10, -1e4, 1e4)))
+    drawing = to_markup(draw_plane([wild], PlaneSpec("x", "x", "y", str, str, from_zero=False), wide=True))
+    ticks = [float(tick) for tick in re.findall(r'class="tick" text-anchor="end">([^<]+)<', drawing)]
+    assert min(ticks) >= 7.0
+    assert max(ticks) <= 15.0
+    assert 'class="band"' in drawing
