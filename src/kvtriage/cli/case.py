@@ -8,7 +8,7 @@
     verdict.json         decide             all of the above
 
 One process at a time; no record is ever edited; nothing outside the folder is written. Beside
-the records lie what follows from them: checkpoint/, checkpoint-per-tensor/ and report.html.
+the records lie what follows from them: checkpoint/, checkpoint-per-tensor/, report.html and report.json.
 """
 
 from __future__ import annotations
@@ -31,12 +31,22 @@ from kvtriage.files import refuse_unwritable_name, sha256_file, sync_folder, wri
 from kvtriage.records.case import SCHEMA, Evidence, Plan, ScaleRecord, Sensitivities, Trial, Verdict
 from kvtriage.records.study import Rule, Study
 
-__all__ = ["CHECKPOINT", "CHECKPOINT_PER_TENSOR", "REPORT", "TRIALS", "CaseFolder", "check_folder", "open_case"]
+__all__ = [
+    "CHECKPOINT",
+    "CHECKPOINT_PER_TENSOR",
+    "REPORT",
+    "REPORT_NUMBERS",
+    "TRIALS",
+    "CaseFolder",
+    "check_folder",
+    "open_case",
+]
 
 TRIALS = "trials.jsonl"
 CHECKPOINT = "checkpoint"
 CHECKPOINT_PER_TENSOR = "checkpoint-per-tensor"
 REPORT = "report.html"
+REPORT_NUMBERS = "report.json"
 _LOCK = ".lock"
 
 _Record = TypeVar("_Record", Plan, ScaleRecord, Sensitivities, Evidence, Verdict)
@@ -61,7 +71,9 @@ _KINDS: dict[type[msgspec.Struct], _Kind] = {
     ),
 }
 
-_OWN = frozenset({kind.file for kind in _KINDS.values()} | {TRIALS, CHECKPOINT, CHECKPOINT_PER_TENSOR, REPORT})
+_OWN = frozenset(
+    {kind.file for kind in _KINDS.values()} | {TRIALS, CHECKPOINT, CHECKPOINT_PER_TENSOR, REPORT, REPORT_NUMBERS}
+)
 
 
 class _Head(msgspec.Struct):
@@ -287,10 +299,12 @@ class CaseFolder:
         finally:
             os.close(handle)
 
-    def write_report(self, html: str) -> Path:
-        """report.html, drawn anew from the records. Raises CaseError, StorageError."""
-        file = self.path / REPORT
+    def write_report(self, html: str, beside: bytes) -> Path:
+        """report.json, then the report.html that it belongs to, drawn anew. Raises CaseError, StorageError."""
+        file, numbers = self.path / REPORT, self.path / REPORT_NUMBERS
         _is_there(file)
+        _is_there(numbers)
+        write_atomic(numbers, beside)
         write_atomic(file, html.encode())
         return file
 

@@ -40,7 +40,6 @@ from kvtriage.records.case import (
 )
 from kvtriage.records.study import Study, check_context
 from kvtriage.records.values import scale_set
-from kvtriage.report import render_report
 from kvtriage.stages.ablate import ablate
 from kvtriage.stages.calibrate import calibrate
 from kvtriage.stages.decide import decide
@@ -70,7 +69,6 @@ __all__ = [
     "run_calibrate",
     "run_decide",
     "run_diagnose",
-    "run_report",
 ]
 
 
@@ -349,21 +347,6 @@ def explain_case(case: CaseFolder, plan: Plan) -> str:
     """The way to the verdict by the rule of `plan`, clause by clause."""
     records = (case.need(ScaleRecord), case.need(Sensitivities), case.need(Evidence))
     return "\n".join(explain(examine(plan, *records, case.trials(), None)))
-
-
-def run_report(case: CaseFolder) -> Path:
-    """report.html, drawn anew each time: it is a view of the records and not one of them."""
-    verdict = case.need(Verdict)
-    with stage("report"):
-        html = render_report(
-            case.need(Plan),
-            case.need(ScaleRecord),
-            case.need(Sensitivities),
-            case.need(Evidence),
-            case.trials(),
-            verdict,
-        )
-        return case.write_report(html)
 
 
 def _write_overlays(case: CaseFolder, model: ModelFolder, record: ScaleRecord) -> None:

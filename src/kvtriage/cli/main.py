@@ -20,8 +20,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from kvtriage import __version__
+from kvtriage.cli.completion import COMPLETE_VARIABLE, answer_shell
 from kvtriage.errors import KvtriageError, StorageError
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ _COMMANDS = {
     ),
     "export": ("kvtriage.cli.export", "export_command", "Write a case's scales for another server."),
     "faults": ("kvtriage.cli.faults", "faults_group", "Plant a known fault in a checkpoint, to test with."),
+    "completion": ("kvtriage.cli.completion", "completion_command", "Print the completion script of a shell."),
     "selftest": ("kvtriage.cli.selftest", "selftest_command", "Check the installation and say what is missing."),
 }
 """Name → (module, object, one line of help): a module is imported only when its command runs."""
@@ -66,6 +69,12 @@ class _LazyGroup(click.Group):
         module, name, _ = _COMMANDS[cmd_name]
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names and lines of help from the table: no command is imported to be named."""
+        named = [CompletionItem(name, help=line) for name, (_, _, line) in _COMMANDS.items()]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(item for item in named if item.value.startswith(incomplete)), *options]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -108,6 +117,8 @@ def main(args: Sequence[str] | None = None, wiring: Callable[[], Wiring] | None 
     _open_streams()
     try:
         # Not Command.main: it ends the process by itself when a pipe breaks.
+        if args is None and (asked := os.environ.get(COMPLETE_VARIABLE)):
+            return answer_shell(kvtriage, asked)
         words = sys.argv[1:] if args is None else list(args)
         with kvtriage.make_context("kvtriage", words, obj=wiring) as ctx:
             code = kvtriage.invoke(ctx)

@@ -22,14 +22,14 @@ from kvtriage.cli.job import (
     run_calibrate,
     run_decide,
     run_diagnose,
-    run_report,
 )
 from kvtriage.cli.options import Machine, machine_options
+from kvtriage.cli.report_files import run_report
 from kvtriage.cli.servers import choose_wiring
 from kvtriage.cli.settings import Override, load_study, parse_buckets, parse_memory
 from kvtriage.cli.sources import DEMO_DATA, resolve_data, resolve_model
 from kvtriage.cli.summary import render_verdict
-from kvtriage.cli.terminal import open_progress, say
+from kvtriage.cli.terminal import folding_width, open_progress, say
 from kvtriage.cli.verbs import CANNOT_TELL
 from kvtriage.errors import CaseError
 from kvtriage.files import is_inside, refuse_unwritable_name
@@ -160,5 +160,5 @@ def _run_verbs(out: Path, subject: Subject, machine: Machine, room: Callable[[],
         verdict = run_decide(case)
         if last >= _VERBS.index("report"):
             say(f"report: {run_report(case)}")
-        click.echo(render_verdict(verdict, subject.plan))
+        click.echo(render_verdict(verdict, subject.plan, folding_width()))
     return CANNOT_TELL if verdict.choice is None else 0

@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 
+from kvtriage.cli.terminal import one_line
 from kvtriage.records.case import Plan, RepairChoice, Verdict
 
 __all__ = ["render_choice", "render_verdict"]
 
 
-def render_verdict(verdict: Verdict, plan: Plan) -> str:
-    """Five lines, and below them the command to paste when there is one."""
+def render_verdict(verdict: Verdict, plan: Plan, width: int | None = None) -> str:
+    """Five lines, and below them the command to paste when there is one.
+
+    Lines are folded at `width` columns, but for the command; None is for what is no terminal, where a line stays one.
+    """
     longest = max(plan.study.buckets)
     if verdict.ratio_vs_bf16 is None:
         cache = "not chosen yet"
     else:
         cache = f"{verdict.ratio_vs_bf16:.2f}x the tokens of BF16 in the same memory, at {longest:,} tokens of context"
     why = verdict.sentences[0] if verdict.sentences else verdict.headline
-    lines = [
-        f"verdict  {verdict.headline}",
-        f"choice   {render_choice(verdict.choice, len(plan.layers))}",
-        f"why      {why}",
-        f"cache    {cache}",
-        f"next     {verdict.next_step}",
-    ]
+    told = (
+        ("verdict", verdict.headline),
+        ("choice", render_choice(verdict.choice, len(plan.layers))),
+        ("why", why),
+        ("cache", cache),
+        ("next", verdict.next_step),
+    )
+    lines = [line for name, text in told for line in _folded(f"{name:<{_HANGING}}{one_line(text)}", width)]
     if verdict.vllm_args:
-        lines += ["", shlex.join(["vllm", "serve", *verdict.vllm_args])]
+        lines += ["", one_line(shlex.join(["vllm", "serve", *verdict.vllm_args]))]
     return "\n".join(lines)
+
+
+_HANGING = 9
+
+
+def _folded(line: str, width: int | None) -> list[str]:
+    if width is None:
+        return [line]
+    return textwrap.wrap(line, width, subsequent_indent=" " * _HANGING, break_on_hyphens=False)
 
 
 def render_choice(choice: RepairChoice | None, num_layers: int) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -21,10 +23,24 @@ from kvtriage.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["Stage", "one_line", "open_progress", "peak_memory_bytes", "print_error", "say", "stage"]
+__all__ = [
+    "Stage",
+    "columns",
+    "folding_width",
+    "one_line",
+    "open_progress",
+    "peak_memory_bytes",
+    "print_error",
+    "say",
+    "show",
+    "stage",
+]
 
 _LONGEST = 1200
 """Characters of a sentence that are shown; names in it come from strangers and can be of any length."""
+
+_NARROWEST, _WIDEST = 40, 100
+"""Columns: narrower terminals wrap by themselves, and wider lines are hard to read."""
 
 _PLAIN_INTERVAL_S = 20.0
 """Away from a terminal, progress is a line this often at most."""
@@ -52,10 +68,30 @@ def one_line(text: str) -> str:
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in folded)
 
 
+def show(text: str) -> None:
+    """Data on stdout; its colours only where stdout is a terminal that has them and NO_COLOR is not set."""
+    click.echo(text, color=None if _wants_colour() else False)
+
+
+def columns() -> int:
+    """Width to write for: the terminal's, from 40 to 100; 80 where stdout is none."""
+    width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 80
+    return min(max(width, _NARROWEST), _WIDEST)
+
+
+def folding_width() -> int | None:
+    """`columns` where stdout is a terminal; None where a line of data has to stay one line."""
+    return columns() if sys.stdout.isatty() else None
+
+
+def _wants_colour() -> bool:
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def _put(line: str) -> None:
     """Talk that cannot be delivered stops no work; a reader that went away does."""
     try:
-        click.echo(line, err=True)
+        click.echo(line, err=True, color=None if _wants_colour() else False)
     except BrokenPipeError:
         raise
     except OSError:

@@ -22,13 +22,14 @@ from kvtriage.cli.job import (
     run_calibrate,
     run_decide,
     run_diagnose,
-    run_report,
 )
 from kvtriage.cli.options import Machine, case_argument, machine_options
+from kvtriage.cli.report_files import compare_cases, run_report, view_case
+from kvtriage.cli.report_text import render_text
 from kvtriage.cli.rules import load_rule
 from kvtriage.cli.servers import choose_wiring
 from kvtriage.cli.summary import render_verdict
-from kvtriage.cli.terminal import say
+from kvtriage.cli.terminal import columns, folding_width, say, show
 from kvtriage.records.case import Plan, ScaleRecord, Sensitivities, Verdict
 from kvtriage.records.study import validate_study
 
@@ -140,23 +141,51 @@ def decide_command(case_path: Path, rule: str | None, explain: bool, as_json: bo
         elif as_json:
             click.echo(msgspec.json.format(msgspec.json.encode(verdict), indent=2))
         else:
-            click.echo(render_verdict(verdict, plan))
+            click.echo(render_verdict(verdict, plan, folding_width()))
         if explain:
             click.echo("\n" + explain_case(case, plan))
     return CANNOT_TELL if verdict.choice is None else 0
 
 
 @click.command("report")
-@case_argument
-def report_command(case_path: Path) -> None:
-    """Draw report.html, one file that opens without a network. Prints its path.
+@click.argument("case_path", metavar="[CASE]", required=False, type=click.Path(path_type=Path))
+@click.option("--text", is_flag=True, help="Print it on the terminal instead; nothing is written.")
+@click.option(
+    "--compare",
+    nargs=2,
+    metavar="A B",
+    type=click.Path(path_type=Path),
+    help="Two cases side by side, that differ in one thing.",
+)
+@click.option(
+    "--out",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="With --compare: the page, a new file, and its numbers beside it.  [default: compare.html]",
+)
+def report_command(case_path: Path | None, text: bool, compare: tuple[Path, Path] | None, out: Path | None) -> None:
+    """Draw report.html, one file that opens without a network, and report.json, its numbers. Prints its path.
 
     \b
     Example:
       kvtriage report case/
+      kvtriage report case/ --text
+      kvtriage report --compare case/ case-other-text/ --out compare.html
     """
+    if compare is not None:
+        if case_path is not None or text:
+            raise click.UsageError("--compare takes its two cases and neither a third nor --text")
+        click.echo(compare_cases(*compare, out or Path("compare.html")))
+        return
+    if case_path is None:
+        raise click.UsageError("give a case folder, or two with --compare")
+    if out is not None:
+        raise click.UsageError("--out is for --compare: the report of one case lies in its folder")
     with open_case(case_path, create=False) as case:
-        click.echo(run_report(case))
+        if text:
+            show(render_text(view_case(case), columns()))
+        else:
+            click.echo(run_report(case))
 
 
 def _with_job(wiring: Callable[[], Wiring] | None, path: Path, machine: Machine, work: Callable[[Job], object]) -> None:

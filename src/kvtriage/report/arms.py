@@ -33,6 +33,7 @@ _STYLES = {
 }
 
 _LONGEST = 20
+_MOST_RUNS = 16
 
 
 def style_of(arm: ArmRecord) -> ArmStyle:
@@ -54,11 +55,13 @@ def describe_policy(arm: ArmRecord) -> str:
 
 
 def layer_ranges(layers: tuple[int, ...]) -> str:
-    """(0, 1, 2, 5) → '0–2, 5'; empty for none."""
+    """(0, 1, 2, 5) → '0–2, 5'; empty for none. Of many runs the first are named, and the other layers counted."""
     runs: list[list[int]] = []
     for layer in sorted(layers):
         if runs and layer == runs[-1][-1] + 1:
             runs[-1].append(layer)
         else:
             runs.append([layer])
-    return ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+    named = ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs[:_MOST_RUNS])
+    left = sum(map(len, runs[_MOST_RUNS:]))
+    return f"{named} and {left:,} more" if left else named

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from kvtriage.records.case import ArmRecord, LoadTrial
 from kvtriage.report.arms import style_of
-from kvtriage.report.figures.base import Table
-from kvtriage.report.numbers import as_set, rounded
+from kvtriage.report.figures.base import Cell, Table
+from kvtriage.report.numbers import Shown, as_set, rounded
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_seconds, format_tokens
 
@@ -38,14 +38,14 @@ def under_load(view: CaseView) -> tuple[str, Table] | None:
     return said, Table.of(names, rows)
 
 
-def _row(arm: ArmRecord, trial: LoadTrial) -> tuple[str, ...]:
+def _row(arm: ArmRecord, trial: LoadTrial) -> tuple[Cell, ...]:
     steps = list(itertools.chain.from_iterable(trial.token_s))
     times = (_within(trial.ttft_s, 0.5), _within(trial.ttft_s, 0.95), _within(steps, 0.5), _within(steps, 0.95))
     return (
         style_of(arm).short,
-        as_set(trial.request_rate),
-        rounded(trial.achieved_rate),
-        *map(format_seconds, times),
+        Shown(trial.request_rate, as_set(trial.request_rate)),
+        Shown(trial.achieved_rate, rounded(trial.achieved_rate)),
+        *(Shown(seconds, format_seconds(seconds)) for seconds in times),
     )
 
 

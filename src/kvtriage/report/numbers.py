@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from string import Formatter
 
 __all__ = [
+    "Sentence",
+    "Shown",
     "as_set",
     "axis_number",
     "axis_percent",
@@ -14,12 +18,37 @@ __all__ = [
     "interval",
     "percent",
     "rounded",
+    "say",
     "signed",
     "times",
 ]
 
 _MINUS = "\N{MINUS SIGN}"
 _SUPERSCRIPT = str.maketrans("-0123456789", "\N{SUPERSCRIPT MINUS}⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A number that has a form of its own: what it is, and how it reads."""
+
+    value: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """What is said, and the numbers that are said in it, by name."""
+
+    text: str
+    numbers: Mapping[str, float]
+
+
+def say(template: str, **given: Shown | str) -> Sentence:
+    """'{kl} nats' with kl=Shown(0.0229, '0.0229') → '0.0229 nats', which keeps that kl is 0.0229."""
+    words = {name: value.text if isinstance(value, Shown) else value for name, value in given.items()}
+    asked = {name for _, name, _, _ in Formatter().parse(template)}
+    numbers = {name: value.value for name, value in given.items() if name in asked and isinstance(value, Shown)}
+    return Sentence(template.format(**words), numbers)
 
 
 def rounded(value: float, digits: int = 3) -> str:

@@ -13,22 +13,24 @@ from xml.etree.ElementTree import Element
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from kvtriage.records.case import Evidence, Plan, ScaleRecord, Sensitivities, Trial, Verdict
-from kvtriage.report.arms import layer_ranges, style_of
-from kvtriage.report.charts.svg import to_markup
+from kvtriage.records.case import Verdict
+from kvtriage.report.arms import style_of
+from kvtriage.report.beside import encode_beside
+from kvtriage.report.brief import describe_choice, tell_in_brief
+from kvtriage.report.charts.svg import in_plain_sight, to_markup
 from kvtriage.report.figures import FIGURES
 from kvtriage.report.figures.base import Absent, Figure
 from kvtriage.report.load import under_load
-from kvtriage.report.numbers import interval, percent, rounded, signed, times
+from kvtriage.report.numbers import Sentence, Shown, percent, rounded, say, signed, times
 from kvtriage.report.pools import reserved_pools
 from kvtriage.report.quality import METRICS, Metric, drift_of
-from kvtriage.report.tables import arm_rows, conditions, held_bytes, reason_groups, study_toml
+from kvtriage.report.tables import arm_rows, conditions, held_bytes, price_table, reason_groups, study_toml
 from kvtriage.report.timings import latency_of
 from kvtriage.report.view import CaseView
-from kvtriage.stats import Interval
+from kvtriage.stats import Interval, Line
 from kvtriage.units import format_tokens
 
-__all__ = ["Tile", "render_report", "serve_command"]
+__all__ = ["Report", "Tile", "open_templates", "read_asset", "render_report", "serve_command"]
 
 _TEMPLATE = "page.html.jinja"
 
@@ -45,54 +47,68 @@ for (const button of document.querySelectorAll("button[data-copy]")) {
 
 
 @dataclass(frozen=True)
+class Report:
+    """The page, and report.json, which holds its numbers unrounded."""
+
+    html: str
+    beside: bytes
+
+
+@dataclass(frozen=True)
 class Tile:
     """One thing that the choice gains or gives up: a name, a number, and what it means."""
 
     name: str
-    value: str
-    meaning: str
+    value: Sentence
+    meaning: Sentence
+
+    @property
+    def said(self) -> tuple[Sentence, Sentence]:
+        return self.value, self.meaning
 
 
-def render_report(
-    plan: Plan,
-    scales: ScaleRecord,
-    sensitivities: Sensitivities,
-    evidence: Evidence,
-    trials: Sequence[Trial],
-    verdict: Verdict,
-) -> str:
+def render_report(view: CaseView) -> Report:
     """One HTML document, from the records alone. Opens without network or server.
 
     Its content security policy lets nothing load and only the copy button's script run.
     """
-    view = CaseView(plan, scales, sensitivities, evidence, tuple(trials), verdict)
+    plan, verdict = view.plan, view.verdict
     figures = {name: draw(view) for name, draw in FIGURES.items()}
-    page = _environment().get_template(_TEMPLATE)
-    return page.render(
+    brief, prices, held, pools = tell_in_brief(view), price_table(view), held_bytes(view), reserved_pools(view)
+    tiles, load = _tiles(view), under_load(view)
+    page = open_templates().get_template(_TEMPLATE)
+    html = page.render(
         view=view,
+        brief=brief,
         plan=plan,
         verdict=verdict,
-        explanation=_as_sentence(sensitivities.explanation),
-        style=Markup(_read("style.css")),
+        explanation=_as_sentence(view.sensitivities.explanation),
+        style=Markup(read_asset("style.css")),
         script=Markup(_COPY_SCRIPT),
         script_hash=base64.b64encode(hashlib.sha256(_COPY_SCRIPT.encode()).digest()).decode(),
         figures=figures,
         command=serve_command(verdict.vllm_args) if verdict.choice is not None else "",
-        choice=_describe_choice(view),
+        choice=describe_choice(verdict.choice, len(plan.layers)),
         excluded=_is_excluded(verdict),
-        tiles=_tiles(view),
+        tiles=tiles,
         arms=arm_rows(view),
         buckets=[format_tokens(bucket) for bucket in plan.study.buckets],
-        held=held_bytes(view),
-        pools=reserved_pools(view),
-        load=under_load(view),
+        held=held,
+        pools=pools,
+        load=load,
         reasons=reason_groups(view),
         conditions=conditions(view),
         study=study_toml(view),
         run_command=f"kvtriage run {shlex.quote(plan.model.source)} --data {shlex.quote(plan.data.source)} "
         "--study study.toml --out case/",
-        warnings=(*plan.warnings, *scales.warnings),
+        warnings=(*plan.warnings, *view.scales.warnings),
     )
+    tables = {"prices": prices, "held": held and held[1], "pools": pools and pools[1], "load": load and load[1]}
+    told = [
+        *((told.lead, told.sentence) for told in brief),
+        *((tile.name, part) for tile in tiles for part in tile.said),
+    ]
+    return Report(html, encode_beside(told, figures, tables))
 
 
 def serve_command(vllm_args: Sequence[str]) -> str:
@@ -106,9 +122,15 @@ def serve_command(vllm_args: Sequence[str]) -> str:
     return " \\\n".join(lines)
 
 
-def _environment() -> Environment:
+def open_templates() -> Environment:
+    """Templates that escape whatever they are given."""
     environment = Environment(
-        loader=FunctionLoader(_read), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FunctionLoader(read_asset),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=_finalize,
+        lstrip_blocks=True,
     )
     environment.filters["svg"] = _to_safe
     environment.tests["figure"] = lambda drawing: isinstance(drawing, Figure)
@@ -116,8 +138,14 @@ def _environment() -> Environment:
     return environment
 
 
-def _read(name: str) -> str:
+def read_asset(name: str) -> str:
+    """A template or the style sheet, as it is shipped."""
     return resources.files("kvtriage.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _finalize(value: object) -> object:
+    """Text from elsewhere, before it is escaped; markup of our own is left as it is."""
+    return value if isinstance(value, Markup) or not isinstance(value, str) else in_plain_sight(value)
 
 
 def _to_safe(drawing: Element) -> Markup:
@@ -129,18 +157,6 @@ def _as_sentence(said: str) -> str:
     """Capital first, full stop last."""
     whole = said[:1].upper() + said[1:]
     return whole if whole.endswith((".", "!", "?")) else whole + "."
-
-
-def _describe_choice(view: CaseView) -> str:
-    choice = view.verdict.choice
-    if choice is None:
-        return "No choice yet"
-    words = {"native": "BF16 cache", "unit": "FP8 at unit scale", "per_tensor": "FP8 with per-tensor scales"}
-    name = words.get(choice.scaling, "FP8 with per-head scales")
-    if choice.scaling == "native" or not choice.skip_layers:
-        return name
-    plural = "s" if len(choice.skip_layers) > 1 else ""
-    return f"{name}, layer{plural} {layer_ranges(choice.skip_layers)} in BF16"
 
 
 def _is_excluded(verdict: Verdict) -> bool:
@@ -160,23 +176,30 @@ def _tiles(view: CaseView) -> tuple[Tile, ...]:
     arm = next((arm for arm in view.evidence.arms if arm.name == view.verdict.arm), None)
     if arm is None or view.verdict.choice is None:
         return ()
-    longest = format_tokens(max(view.plan.study.buckets))
+    longest = Shown(max(view.plan.study.buckets), format_tokens(max(view.plan.study.buckets)))
     tiles = []
     if view.verdict.ratio_vs_bf16 is not None:
-        lost = " Every layer in FP8 would give 2.00×." if arm.skip_layers and arm.scaling != "native" else ""
+        ratio = view.verdict.ratio_vs_bf16
         tiles.append(
-            Tile("Cache", times(view.verdict.ratio_vs_bf16), f"the tokens of BF16, at {longest} of context.{lost}")
+            Tile(
+                "Cache",
+                say("{ratio}", ratio=Shown(ratio, times(ratio))),
+                say("the tokens of BF16, at {longest} of context.", longest=longest),
+            )
         )
     kl, nll, top1 = (_measure(view, metric) for metric in METRICS[:3])
     if arm.role == "baseline":
-        tiles.append(Tile("Quality", "no drift", "BF16 is what everything else is compared with."))
+        tiles.append(Tile("Quality", say("no drift"), say("BF16 is what everything else is compared with.")))
     elif kl is not None and nll is not None and top1 is not None:
         tiles.append(
             Tile(
                 "Quality",
-                f"KL {rounded(kl.mean)}",
-                f"nats per token ({interval(kl.low, kl.high)}); NLL {signed(nll.mean)}, "
-                f"{percent(top1.mean)} of the most likely tokens change.",
+                say("KL {kl}", kl=Shown(kl.mean, rounded(kl.mean))),
+                say(
+                    "nats per token; NLL {nll}, {top1} of the most likely tokens change.",
+                    nll=Shown(nll.mean, signed(nll.mean)),
+                    top1=Shown(top1.mean, percent(top1.mean)),
+                ),
             )
         )
     speed = _speed(view)
@@ -200,9 +223,26 @@ def _speed(view: CaseView) -> Tile | None:
     if baseline.at(longest) <= 0:
         return None
     change = chosen.itl.at(longest) / baseline.at(longest) - 1
+    length, arm = Shown(longest, format_tokens(longest)), style_of(chosen.arm).short
+    if _overlap(chosen.itl, baseline, longest, view.plan.study.rule.confidence):
+        said = say(
+            "against BF16 at {longest} of context, {arm}: the lines lie within their errors.", longest=length, arm=arm
+        )
+        return Tile("Decoding here", say("can't tell"), said)
     return Tile(
         "Decoding here",
-        f"{percent(abs(change))} {'slower' if change > 0 else 'faster'}",
-        f"per token at {format_tokens(longest)} of context, {style_of(chosen.arm).short}, on this machine; "
-        "your server's will differ.",
+        say("{change} {word}", change=Shown(change, percent(abs(change))), word="slower" if change > 0 else "faster"),
+        say(
+            "per token at {longest} of context, {arm}, on this machine; your server's will differ.",
+            longest=length,
+            arm=arm,
+        ),
     )
+
+
+def _overlap(line: Line, other: Line, length: float, confidence: float) -> bool:
+    """Whether the bands of two lines meet at `length`; a line without a band tells nothing."""
+    bands = line.band_at(length, confidence), other.band_at(length, confidence)
+    if bands[0] is None or bands[1] is None:
+        return True
+    return bands[0][0] <= bands[1][1] and bands[1][0] <= bands[0][1]

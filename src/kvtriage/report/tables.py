@@ -13,8 +13,9 @@ from kvtriage.kvcache.price import price_policy
 from kvtriage.records.case import ArmRecord, Reason
 from kvtriage.report.arms import layer_ranges, style_of
 from kvtriage.report.charts.svg import canvas, group, marker
-from kvtriage.report.figures.base import Table
-from kvtriage.report.numbers import as_set, exact, percent, rounded, signed, times
+from kvtriage.report.clauses import name_cell, name_clause, show_interval, show_quantity, show_threshold
+from kvtriage.report.figures.base import Cell, Table
+from kvtriage.report.numbers import exact, times
 from kvtriage.report.view import CaseView
 from kvtriage.units import GIB, KIB, MIB, format_bytes, format_tokens
 
@@ -26,23 +27,12 @@ __all__ = [
     "arm_rows",
     "conditions",
     "held_bytes",
+    "price_table",
     "reason_groups",
     "study_toml",
 ]
 
 _STATUSES = {"met": ("met", "met"), "unmet": ("unmet", "not met"), "cannot_tell": ("unknown", "can't tell")}
-_CLAUSES = {
-    "kl": "KL divergence",
-    "nll": "NLL increase",
-    "top1": "top-1 changed",
-    "needle": "needle NLL",
-    "found": "answers lost",
-    "baseline": "BF16 itself",
-    "range": "range beyond the best",
-    "capacity": "cache ratio",
-    "latency": "slow-down",
-    "backend": "backend",
-}
 
 
 @dataclass(frozen=True)
@@ -111,6 +101,16 @@ def _arm_row(view: CaseView, arm: ArmRecord) -> ArmRow:
     )
 
 
+def price_table(view: CaseView) -> Table:
+    """The bytes of `arm_rows`, for report.json."""
+    rows: list[tuple[Cell, ...]] = []
+    for arm in view.evidence.arms:
+        for bucket in view.plan.study.buckets if arm.role not in ("bound", "noise") else ():
+            sheet = price_policy(view.spec, view.policy_of(arm), (bucket,))
+            rows.append((style_of(arm).short, bucket, sheet.policy_bytes, sheet.ratio_vs_bf16, sheet.scale_bytes))
+    return Table.of(("arm", "context, tokens", "bytes", "times BF16's tokens", "scales, bytes"), rows)
+
+
 def _price(count: int) -> str:
     """As `format_bytes`, but with a second decimal where one is not exact, halves rounded up.
 
@@ -155,11 +155,11 @@ def held_bytes(view: CaseView) -> tuple[str, Table] | None:
     rows = [
         (
             shorts.get(trial.arm, trial.arm),
-            format_tokens(trial.context_len),
-            str(trial.batch),
-            f"{trial.held_bytes:,}",
-            f"{trial.worksheet_bytes:,}",
-            format_tokens(trial.capacity_tokens),
+            trial.context_len,
+            trial.batch,
+            trial.held_bytes,
+            trial.worksheet_bytes,
+            trial.capacity_tokens,
         )
         for trial in trials
     ]
@@ -182,56 +182,16 @@ def _reason_row(reason: Reason) -> ReasonRow:
     css, status = _STATUSES.get(reason.status, ("unknown", reason.status))
     needed = f" of {reason.items_needed:,} needed" if reason.items_needed is not None else ""
     return ReasonRow(
-        clause=_CLAUSES.get(reason.clause, reason.clause),
-        cell=_cell(reason.cell),
-        value=_quantity(reason.clause, reason.value),
-        interval=_interval(reason),
-        threshold=_threshold(reason),
+        clause=name_clause(reason.clause),
+        cell=name_cell(reason.cell),
+        value=show_quantity(reason.clause, reason.value),
+        interval=show_interval(reason),
+        threshold=show_threshold(reason),
         css=css,
         status=status,
         items=f"{reason.items:,}{needed}" if reason.items else "",
         text=reason.text,
     )
-
-
-def _cell(cell: str) -> str:
-    """'bucket 1024' → '1,024 tokens'."""
-    tokens = cell.rpartition(" ")[2]
-    return f"{format_tokens(int(tokens))} tokens" if tokens.isdecimal() else cell
-
-
-def _interval(reason: Reason) -> str:
-    if reason.value is None or reason.clause == "found" or reason.low == reason.high == reason.value:
-        return ""
-    low = "unbounded" if reason.low is None else _quantity(reason.clause, reason.low)
-    high = "unbounded" if reason.high is None else _quantity(reason.clause, reason.high)
-    return "unbounded" if low == high == "unbounded" else f"{low} to {high}"
-
-
-def _threshold(reason: Reason) -> str:
-    if reason.threshold is None:
-        return ""
-    match reason.clause:
-        case "top1" | "latency" | "found":
-            return f"{as_set(reason.threshold * 100)} %"
-        case "range":
-            return rounded(reason.threshold)
-        case _:
-            return as_set(reason.threshold)
-
-
-def _quantity(clause: str, value: float | None) -> str:
-    if value is None:
-        return ""
-    match clause:
-        case "top1" | "latency" | "found":
-            return percent(value)
-        case "capacity":
-            return times(value)
-        case "nll" | "needle":
-            return signed(value)
-        case _:
-            return rounded(value)
 
 
 def conditions(view: CaseView) -> tuple[tuple[str, tuple[Fact, ...]], ...]:

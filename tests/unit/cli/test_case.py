@@ -299,7 +299,7 @@ class TestTrials:
 
 
 class TestStrangeFiles:
-    @pytest.mark.parametrize("name", ["plan.json", TRIALS, "report.html", ".lock"])
+    @pytest.mark.parametrize("name", ["plan.json", TRIALS, "report.html", "report.json", ".lock"])
     @pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
     def test_what_is_no_plain_file_is_refused_and_left(
         self, tmp_path: Path, plan: Plan, trial: ScoreTrial, name: str, kind: str
@@ -322,7 +322,7 @@ class TestStrangeFiles:
             with open_case(folder, create=False) as case:
                 case.need(Plan)
                 case.trials()
-                case.write_report("")
+                case.write_report("", b"")
 
         with pytest.raises(CaseError, match="not a plain file"):
             read_and_draw()

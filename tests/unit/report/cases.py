@@ -36,9 +36,9 @@ from kvtriage.records.case import (
     Verdict,
 )
 from kvtriage.records.study import Study
-from kvtriage.report import render_report
+from kvtriage.report import CaseView, Report, render_report
 
-__all__ = ["Case", "gemma_like", "large", "render", "smollm_like", "undecided"]
+__all__ = ["Case", "deep", "gemma_like", "large", "render", "report_of", "smollm_like", "undecided", "view_of"]
 
 VERSION = "0.1.0"
 CONDITIONS_HASH = "c0ffee" + "0" * 58
@@ -57,7 +57,15 @@ class Case:
 
 
 def render(case: Case) -> str:
-    return render_report(case.plan, case.scales, case.sensitivities, case.evidence, case.trials, case.verdict)
+    return report_of(case).html
+
+
+def report_of(case: Case) -> Report:
+    return render_report(view_of(case))
+
+
+def view_of(case: Case) -> CaseView:
+    return CaseView(case.plan, case.scales, case.sensitivities, case.evidence, case.trials, case.verdict)
 
 
 def gemma_like() -> Case:
@@ -153,6 +161,21 @@ def undecided() -> Case:
         caveats=_CAVEATS[:1], next_step="Run it again with --items 41.",
     )  # fmt: skip
     return replace(case, trials=trials, verdict=verdict)
+
+
+def deep(num_layers: int = 10_000) -> Case:
+    """More layers than any page has room for, every other one suspected."""
+    layers = tuple(LayerSpec(i, LayerKind.FULL, 2, 1, 64, 64) for i in range(num_layers))
+    return _build(
+        CacheSpec("llama", layers, 4_096),
+        smollm_like().plan.model,
+        skip=tuple(range(0, num_layers, 2)),
+        drift={"bf16_repeat": 4e-8, "fp8_unit": 0.08, "fp8_per_tensor": 0.03, "fp8_per_head_skip": 0.009},
+        same_as={},
+        layer_kl=lambda i: 0.001 + 0.0004 * math.sin(i),
+        reach=lambda tensor, i: 10.0 + i % 100,
+        verdict=smollm_like().verdict,
+    )
 
 
 def large() -> Case:

@@ -151,3 +151,31 @@ def inside(drawn: Element) -> bool:
     across = [float(str(e.get(name))) for e in drawn.iter() for name in ("x", "x1", "x2", "cx") if e.get(name)]
     down = [float(str(e.get(name))) for e in drawn.iter() for name in ("y", "y1", "y2", "cy") if e.get(name)]
     return min(across) >= -1 and max(across) <= width + 1 and min(down) >= -1 and max(down) <= height + 1
+
+
+def test_a_deep_model_has_a_row_for_each_run_of_layers() -> None:
+    layers = tuple(LayerSpec(i, LayerKind.FULL, 2, 1, 64, 64) for i in range(1_000))
+    frame = LayerFrame(CacheSpec("llama", layers, 4_096), suspects=(8, 999), proven=False)
+    values = tuple(float(i % 7) for i in range(1_000))
+    drawing = to_markup(draw_heat(frame, [HeatColumn("0", "KV head", values)], label="x", shown=str, top=6.0))
+    assert frame.layers_a_row == 7
+    assert frame.note == " A row is 7 neighbouring layers, and shows the worst."
+    assert drawing.count("<title>") == 143
+    assert "layer 6, KV head 0: 6.0" in drawing
+    assert drawing.count("▸") == 2
+    bars = [StackedBar(0.0, value, None, f"layer {i}") for i, value in enumerate(values)]
+    stacked = to_markup(draw_stacked(frame, bars, label="x", unit="y", tick_text=str))
+    assert stacked.count("<title>") == 143
+    assert "<title>layer 6</title>" in stacked
+    shallow = LayerFrame(CacheSpec("llama", layers[:80], 4_096), suspects=(), proven=False)
+    assert (shallow.layers_a_row, shallow.note) == (1, "")
+
+
+def test_a_wide_band_leaves_the_readings_their_room() -> None:
+    """Few readings have bands that reach far beyond them: the axis follows the readings."""
+    wild = Series("a", "arm-unit", curve=((0, 10.0), (10, 12.0)), band=((0, -1e4, 1e4), (10, -1e4, 1e4)))
+    drawing = to_markup(draw_plane([wild], PlaneSpec("x", "x", "y", str, str, from_zero=False), wide=True))
+    ticks = [float(tick) for tick in re.findall(r'class="tick" text-anchor="end">([^<]+)<', drawing)]
+    assert min(ticks) >= 7.0
+    assert max(ticks) <= 15.0
+    assert 'class="band"' in drawing

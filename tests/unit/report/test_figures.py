@@ -18,14 +18,9 @@ from kvtriage.report.figures import FIGURES
 from kvtriage.report.figures.base import Absent, Figure
 from kvtriage.report.quality import METRICS, drift_of
 from kvtriage.report.tables import arm_rows, held_bytes, reason_groups
-from kvtriage.report.view import CaseView
 from kvtriage.stages.quality import quality_clauses
 from kvtriage.units import format_tokens
-from tests.unit.report.cases import Case, gemma_like, large, smollm_like, without_arms
-
-
-def view_of(case: Case) -> CaseView:
-    return CaseView(case.plan, case.scales, case.sensitivities, case.evidence, case.trials, case.verdict)
+from tests.unit.report.cases import Case, deep, gemma_like, large, smollm_like, view_of, without_arms
 
 
 def drawn(name: str, case: Case) -> Figure:
@@ -378,3 +373,50 @@ def test_capacity_says_when_not_one_sequence_fits() -> None:
     study = msgspec.structs.replace(case.plan.study, memory_bytes=32 * 1024**3)
     roomier = replace(case, plan=msgspec.structs.replace(case.plan, study=study))
     assert drawn("capacity", roomier).answer.endswith("fits; FP8, every layer holds 131,072 tokens.")
+
+
+def test_breakeven_has_a_line_for_each_arm_with_its_interval() -> None:
+    figure = drawn("breakeven", smollm_like())
+    assert figure.answer.startswith("On this machine FP8 per-head is faster beyond 7")
+    assert [row[0] for row in figure.table.rows] == [
+        "FP8 unit scale", "FP8 per-tensor", "FP8 per-head", "FP8 per-head + skip", "FP8 unit + skip",
+    ]  # fmt: skip
+    for row in figure.table.cells:
+        value, low, high = (float(cell) for cell in row[2:] if isinstance(cell, float))
+        assert low < value < high
+    for panel in figure.panels:
+        assert panel.wide is not None
+        assert "(" in to_markup(panel.narrow)
+        assert "faster beyond" in to_markup(panel.wide)
+
+
+def test_breakeven_beyond_what_was_timed_says_so() -> None:
+    case = timed(smollm_like(), (2e-6, 0.020, 1e-7), (1e-6, 0.025, 1e-7))
+    assert ", beyond the 1,024 that were timed." in drawn("breakeven", case).answer
+
+
+@pytest.mark.parametrize(
+    ("intercept", "spread", "said"),
+    [(0.005, 1e-6, "always faster here"), (0.05, 1e-6, "always slower here"), (0.02, 5e-3, "can't tell")],
+)
+def test_breakeven_that_is_nowhere_is_told_in_words(intercept: float, spread: float, said: str) -> None:
+    case = timed(smollm_like(), (1e-6, 0.020, spread), (1e-6, intercept, spread))
+    markup = to_markup(drawn("breakeven", case).panels[0].narrow)
+    assert said in markup
+    assert ('class="bar"' in markup) is (said == "always faster here")
+
+
+def test_breakeven_needs_both_lines() -> None:
+    case = smollm_like()
+    few = tuple(t for t in case.trials if not isinstance(t, TimingTrial) or t.context_len == 512)
+    assert isinstance(FIGURES["breakeven"](view_of(replace(case, trials=few))), Absent)
+
+
+def test_a_deep_model_keeps_its_tables_and_curves_in_bounds() -> None:
+    case = deep(600)
+    layers = drawn("layers", case)
+    assert (len(layers.table.rows), len(layers.table.printed)) == (600, 100)
+    assert "A row is 4 neighbouring layers" in layers.note
+    sweep = drawn("sweep", case)
+    assert to_markup(sweep.panels[0].narrow).count('class="curve"') <= 83
+    assert layer_ranges(tuple(range(0, 600, 2))).endswith(" 30 and 284 more")

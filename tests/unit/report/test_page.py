@@ -22,6 +22,7 @@ from kvtriage.report.page import serve_command
 from kvtriage.units import format_bytes
 from tests.unit.report.cases import (
     Case,
+    deep,
     gemma_like,
     large,
     render,
@@ -126,6 +127,12 @@ def test_the_page_stays_under_one_megabyte(make: Callable[[], Case]) -> None:
     assert len(render(make()).encode()) < 1_000_000
 
 
+def test_a_very_deep_model_degrades_to_a_page() -> None:
+    page = render(deep(2_000))
+    assert len(page.encode()) < 1_000_000
+    assert "The first 100 of 2,000 rows; report.json beside this page has them all." in walk(page).said()
+
+
 @pytest.mark.parametrize("make", CASES)
 def test_every_figure_stands_on_the_page_with_its_table(make: Callable[[], Case]) -> None:
     page = render(make())
@@ -148,6 +155,13 @@ def test_hostile_text_stays_text() -> None:
     said = found.said()
     assert said.count("<script>alert(1)</script>") > 20
     assert "{{ 7 * 7 }}" in said
+
+
+def test_no_character_acts_unseen() -> None:
+    """Control characters, and marks that would turn the words around a name, are shown as a sign in their place."""
+    page = render(with_hostile_text(gemma_like(), "gpj\x1b[2J\u202eexe.\x85\x00"))
+    assert not [sign for sign in page if not sign.isprintable() and sign != "\n"]
+    assert "gpj\ufffd[2J\ufffdexe.\ufffd" in page
 
 
 def test_hostile_arm_names_stay_text_inside_the_drawings() -> None:

@@ -1,11 +1,14 @@
 """One row per layer, the same rows in every figure about layers, so that the eye can cross over.
 
+Of a very deep model a row is a run of neighbouring layers, and shows the worst of them.
+
 A suspect is marked in the margin, and over the whole row when it is proven; full attention has
 a bar beside its number where the model has both kinds.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
@@ -19,6 +22,7 @@ __all__ = ["HeatColumn", "LayerFrame", "StackedBar", "draw_heat", "draw_stacked"
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 8.0, 44.0, 46.0
 _WIDEST_CELL = 90.0
+_MOST_ROWS = 160
 _MOST_NAMED = 2_500
 """More cells than this go without a title each, to keep the page small; the table has their values."""
 
@@ -30,6 +34,18 @@ class LayerFrame:
     spec: CacheSpec
     suspects: tuple[int, ...]
     proven: bool
+
+    @property
+    def layers_a_row(self) -> int:
+        """1, or as many neighbours as keep the rows in bounds."""
+        return math.ceil(self.spec.num_layers / _MOST_ROWS)
+
+    @property
+    def note(self) -> str:
+        """A sentence where a row is more than a layer; else empty."""
+        return (
+            f" A row is {self.layers_a_row} neighbouring layers, and shows the worst." if self.layers_a_row > 1 else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -66,27 +82,28 @@ def draw_heat(
     css: str = "heat",
 ) -> Element:
     """Cells shaded evenly from 0 to `top` (above 0). At least one column."""
-    spec, row = frame.spec, _row_height(frame.spec)
+    runs = _runs(frame)
+    row = _row_height(runs)
     cell = min((NARROW - _LEFT - _RIGHT) / len(columns), _WIDEST_CELL)
-    parts = _draw_frame(frame, row)
+    parts = _draw_frame(frame, runs, row)
     parts += _headings(columns, cell)
-    parts.append(rect(_LEFT, _TOP, cell * len(columns), row * spec.num_layers, "cells"))
-    named = spec.num_layers * len(columns) <= _MOST_NAMED
+    parts.append(rect(_LEFT, _TOP, cell * len(columns), row * len(runs), "cells"))
+    named = len(runs) * len(columns) <= _MOST_NAMED
     for index, column in enumerate(columns):
         shaded = [
             _draw_cell(
                 _LEFT + index * cell,
-                _TOP + layer.layer_idx * row,
+                _TOP + place * row,
                 cell,
                 row,
-                min(value / top, 1.0),
-                f"layer {layer.layer_idx}, {column.name}: {shown(value)}" if named else "",
+                min(max(value, 0.0) / top, 1.0),
+                f"layer {worst}, {column.name}: {shown(value)}" if named else "",
             )
-            for layer in spec.layers
-            if (value := column.values[layer.layer_idx]) is not None
+            for place, run in enumerate(runs)
+            for value, worst in _worst_of(column.values, run)
         ]
         parts.append(group(css, *shaded))
-    height = _TOP + row * spec.num_layers + _BOTTOM
+    height = _TOP + row * len(runs) + _BOTTOM
     parts += _shade_key(height, top, shown, css)
     return canvas(NARROW, height, label, parts)
 
@@ -100,17 +117,19 @@ def draw_stacked(
     tick_text: Callable[[float], str],
 ) -> Element:
     """`bars` [L]."""
-    spec, row = frame.spec, _row_height(frame.spec)
-    floor = _TOP + row * spec.num_layers
+    runs = _runs(frame)
+    row = _row_height(runs)
+    floor = _TOP + row * len(runs)
     highest = max(max(bar.total, bar.floor, bar.tick or 0.0) for bar in bars) or 1.0
     axis = Axis(0.0, highest * 1.04, _LEFT, NARROW - _RIGHT)
-    parts = _draw_frame(frame, row)
+    parts = _draw_frame(frame, runs, row)
     for tick in axis.ticks(4):
         parts.append(line(axis.at(tick), _TOP, axis.at(tick), floor, "zero" if tick == 0 else "rule"))
         parts.append(text(axis.at(tick), floor + 15, tick_text(tick), "tick", "middle"))
     parts.append(text((axis.start + axis.end) / 2, floor + 34, unit, "unit", "middle"))
-    for layer, bar in zip(spec.layers, bars, strict=True):
-        y = _TOP + layer.layer_idx * row
+    for place, run in enumerate(runs):
+        bar = max((bars[layer] for layer in run), key=lambda bar: bar.total)
+        y = _TOP + place * row
         inside = [rect(axis.start, y + row * 0.18, axis.at(min(bar.floor, bar.total)) - axis.start, row * 0.64, "stay")]
         if bar.total > bar.floor:
             start = axis.at(bar.floor)
@@ -126,24 +145,37 @@ def _draw_cell(x: float, y: float, width: float, height: float, shade: float, ti
     return node("rect", *inside, x=x + 0.75, y=y + 0.75, width=width - 1.5, height=height - 1.5, fill_opacity=shade)
 
 
-def _row_height(spec: CacheSpec) -> float:
-    return 17.0 if spec.num_layers <= 40 else 12.0
+def _runs(frame: LayerFrame) -> tuple[range, ...]:
+    """The layers of each row, top to bottom."""
+    count, length = frame.spec.num_layers, frame.layers_a_row
+    return tuple(range(start, min(start + length, count)) for start in range(0, count, length))
 
 
-def _draw_frame(frame: LayerFrame, row: float) -> list[Element]:
-    """Layer numbers, kinds and suspects down the left side."""
+def _worst_of(values: Sequence[float | None], run: range) -> list[tuple[float, int]]:
+    """(value, layer) of the worst layer that has one; nothing where none has."""
+    known = [(value, layer) for layer in run if (value := values[layer]) is not None]
+    return [max(known, key=lambda one: one[0])] if known else []
+
+
+def _row_height(runs: Sequence[range]) -> float:
+    return 17.0 if len(runs) <= 40 else 12.0
+
+
+def _draw_frame(frame: LayerFrame, runs: Sequence[range], row: float) -> list[Element]:
+    """Layer numbers, kinds and suspects down the left side; a run goes by its first layer."""
+    suspects = frozenset(frame.suspects)
     parts = [text(_LEFT - 8, _TOP - 8, "layer", "unit", "end")]
     every = 1 if row >= 15 else 2
-    for layer in frame.spec.layers:
-        y = _TOP + layer.layer_idx * row
-        suspect = layer.layer_idx in frame.suspects
+    for place, run in enumerate(runs):
+        y = _TOP + place * row
+        suspect = not suspects.isdisjoint(run)
         if suspect and frame.proven:
             parts.append(rect(0, y + 0.5, NARROW, row - 1, "suspect"))
         if suspect:
             parts.append(text(3, y + row / 2 + 4, "▸", "suspect-mark"))
-        if suspect or layer.layer_idx % every == 0:
-            parts.append(text(_LEFT - 8, y + row / 2 + 4, str(layer.layer_idx), "label" if suspect else "tick", "end"))
-        if frame.spec.is_hybrid and layer.kind is LayerKind.FULL:
+        if (suspect and len(run) == 1) or place % every == 0:
+            parts.append(text(_LEFT - 8, y + row / 2 + 4, str(run[0]), "label" if suspect else "tick", "end"))
+        if frame.spec.is_hybrid and any(frame.spec.layers[layer].kind is LayerKind.FULL for layer in run):
             parts.append(rect(_LEFT - 5, y + 1.5, 2.5, row - 3, "full-layer"))
     return parts
 

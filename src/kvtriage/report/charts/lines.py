@@ -110,8 +110,9 @@ def draw_against_length(
 def _axes(series: Sequence[Series], guides: Sequence[Guide], spec: PlaneSpec, x: Axis, y: Axis) -> tuple[Axis, Axis]:
     xs = [place for entry in series for place, _ in (*entry.curve, *entry.points)]
     ys = [place for entry in series for _, place in (*entry.curve, *entry.points)]
-    ys += [end for entry in series for _, low, high in (*entry.spans, *entry.band) for end in (low, high)]
+    ys += [end for entry in series for _, low, high in entry.spans for end in (low, high)]
     ys += [guide.value for guide in guides if not guide.vertical]
+    ys += _band_ends(series, min(ys), max(ys))
     low_x, high_x = min(xs), max(xs)
     if low_x == high_x:
         low_x, high_x = (low_x / 2, high_x * 2) if spec.x_log else (0.0, high_x * 2 or 1.0)
@@ -128,6 +129,13 @@ def _axes(series: Sequence[Series], guides: Sequence[Guide], spec: PlaneSpec, x:
         Axis(low_x if spec.x_log else min(low_x, 0.0), high_x, x.start, x.end, spec.x_log),
         Axis(low_y, high_y, y.start, y.end, spec.y_log),
     )
+
+
+def _band_ends(series: Sequence[Series], low: float, high: float) -> list[float]:
+    """How far bands may stretch the axis: to as much again as the readings `low` to `high` take, on either side."""
+    room = high - low or abs(high)
+    ends = [end for entry in series for _, *both in entry.band for end in both]
+    return [min(max(end, low - room), high + room) for end in ends]
 
 
 def _draw_guide(guide: Guide, x: Axis, y: Axis) -> Element:

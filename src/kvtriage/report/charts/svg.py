@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, tostring
 
-__all__ = ["area", "canvas", "group", "line", "marker", "node", "path", "rect", "text", "to_markup"]
+__all__ = ["area", "canvas", "group", "in_plain_sight", "line", "marker", "node", "path", "rect", "text", "to_markup"]
 
-_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
-"""Characters that XML cannot carry."""
+_UNSEEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
+"""Control characters, what XML cannot carry, and marks that turn the words around them."""
 
 
 def node(tag: str, *children: Element | str, **attributes: str | float | None) -> Element:
@@ -22,11 +22,12 @@ def node(tag: str, *children: Element | str, **attributes: str | float | None) -
         if value is None:
             continue
         made.set(
-            name.rstrip("_").replace("_", "-"), _number(value) if isinstance(value, float | int) else _clean(value)
+            name.rstrip("_").replace("_", "-"),
+            _number(value) if isinstance(value, float | int) else in_plain_sight(value),
         )
     for child in children:
         if isinstance(child, str):
-            made.text = (made.text or "") + _clean(child)
+            made.text = (made.text or "") + in_plain_sight(child)
         else:
             made.append(child)
     return made
@@ -106,5 +107,6 @@ def _number(value: float) -> str:
     return f"{value:.1f}".rstrip("0").rstrip(".") if abs(value) >= 1 else f"{value:.3g}"
 
 
-def _clean(value: str) -> str:
-    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", value)
+def in_plain_sight(value: str) -> str:
+    """`value` with a sign in the place of each character that acts and is not seen."""
+    return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", value)

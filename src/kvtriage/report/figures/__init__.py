@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from kvtriage.report.figures.attention_types import draw_attention_types
 from kvtriage.report.figures.base import DrawFigure
+from kvtriage.report.figures.breakeven import draw_breakeven
 from kvtriage.report.figures.capacity import draw_capacity
 from kvtriage.report.figures.heads import draw_heads
 from kvtriage.report.figures.held_out import draw_held_out
@@ -32,6 +33,7 @@ FIGURES: Mapping[str, DrawFigure] = MappingProxyType(
         "heads": draw_heads,
         "held_out": draw_held_out,
         "sweep": draw_sweep,
+        "breakeven": draw_breakeven,
         "itl": draw_itl,
         "ttft": draw_ttft,
         "throughput": draw_throughput,

@@ -48,6 +48,12 @@ def draw_attention_types(view: CaseView) -> Figure | Absent:
         "through the next.",
         panels=tuple(panels),
         table=Table.of(TABLE_HEADING, rows, words=3),
+        facts={
+            f"{arm.name}, KL over all lengths": drift.interval.mean
+            for arm in contrast
+            if (drift := drift_of(view, _KL, arm, None)) is not None
+        }
+        | {f"{arm.name}, layers in BF16": float(len(arm.skip_layers)) for arm in contrast},
     )
 
 

@@ -17,14 +17,15 @@ __all__ = ["draw_capacity"]
 
 _QUESTION = "How many tokens fit, as contexts grow?"
 _SHORTEST = 128
-_STEPS = 16
-"""Points in each doubling: where few sequences fit, the curve steps as the last of them drops out."""
+_STEPS, _DEEP = 16, 500
+"""Points in each doubling, one for a model of more layers than the second: where few sequences fit, the curve steps as
+the last of them drops out."""
 
 
 def draw_capacity(view: CaseView) -> Figure | Absent:
     """One curve for each way of storing: scales cost nothing that shows here."""
     memory = view.plan.study.memory_bytes
-    lengths = _lengths(view.plan.max_model_len, _STEPS)
+    lengths = _lengths(view.plan.max_model_len, _STEPS if view.spec.num_layers <= _DEEP else 1)
     ways = _ways(view)
     if not ways:
         return Absent(_QUESTION, "The evidence has no arm that a server could run.")
@@ -50,13 +51,18 @@ def draw_capacity(view: CaseView) -> Figure | Absent:
         panels=(Panel("", draw_plane(series, spec, wide=False), draw_plane(series, spec, wide=True)),),
         table=Table.of(
             ("context, tokens", *(label for label, _, _ in ways)),
-            [
-                (format_tokens(length), *(format_tokens(_fit(view, policy, length)) for _, _, policy in ways))
-                for length in shown
-            ],
+            [(length, *(_fit(view, policy, length) for _, _, policy in ways)) for length in shown],
             words=0,
         ),
+        facts={"memory_bytes": memory, "gain_at_the_limit": _gain(view, ways)},
     )
+
+
+def _gain(view: CaseView, ways: list[tuple[str, str, CachePolicy]]) -> float | None:
+    """Most tokens of any way over BF16's at the model's limit; None where BF16 fits not once."""
+    longest = view.plan.max_model_len
+    native = _fit(view, CachePolicy.native(view.spec.num_layers), longest)
+    return max(_fit(view, policy, longest) for _, _, policy in ways) / native if native else None
 
 
 def _fit(view: CaseView, policy: CachePolicy, length: int) -> int:

@@ -7,7 +7,7 @@ from statistics import fmean
 from kvtriage.report.charts.layer_rows import HeatColumn, draw_heat
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
 from kvtriage.report.figures.layers import format_name
-from kvtriage.report.numbers import exact, percent, rounded
+from kvtriage.report.numbers import percent, rounded
 from kvtriage.report.view import CaseView
 
 __all__ = ["draw_heads"]
@@ -47,7 +47,7 @@ def draw_heads(view: CaseView) -> Figure | Absent:
     rows = [
         (
             str(layer.layer_idx),
-            *(_shown(damage[word].get((layer.layer_idx, head))) for word in formats for head in range(heads)),
+            *(damage[word].get((layer.layer_idx, head)) for word in formats for head in range(heads)),
         )
         for layer in view.spec.layers
     ]
@@ -55,9 +55,13 @@ def draw_heads(view: CaseView) -> Figure | Absent:
         question=_QUESTION,
         answer=_answer(damage),
         note="One cell is one KV head in FP8, K and V together, with everything else in BF16. Darker is worse; "
-        "the shade is even from zero to the worst cell.",
+        f"the shade is even from zero to the worst cell.{view.layer_frame.note}",
         panels=panels,
         table=Table.of(("layer", *names), rows, words=0),
+        facts={
+            "share_of_the_worst": _share(damage, _worst(damage)),
+            "layers_a_row": view.layer_frame.layers_a_row,
+        },
     )
 
 
@@ -74,15 +78,19 @@ def _column(view: CaseView, found: _Damage, head: int) -> HeatColumn:
     return HeatColumn(str(head), "KV head", values)
 
 
-def _shown(value: float | None) -> str:
-    return "" if value is None else exact(value)
-
-
 def _answer(damage: dict[str, _Damage]) -> str:
-    word, (layer, head), worst = max(
-        ((word, cell, value) for word, found in damage.items() for cell, value in found.items()),
-        key=lambda entry: entry[2],
-    )
-    total = sum(max(value, 0.0) for value in damage[word].values())
-    share = f", {percent(worst / total)} of the sum over all heads" if total > 0 else ""
-    return f"The worst is head {head} of layer {layer}: KL {rounded(worst)} by itself{share}."
+    word, (layer, head) = _worst(damage)
+    share = _share(damage, (word, (layer, head)))
+    told = "" if share is None else f", {percent(share)} of the sum over all heads"
+    return f"The worst is head {head} of layer {layer}: KL {rounded(damage[word][layer, head])} by itself{told}."
+
+
+def _worst(damage: dict[str, _Damage]) -> tuple[str, tuple[int, int]]:
+    cells = [(word, cell) for word, found in damage.items() for cell in found]
+    return max(cells, key=lambda entry: damage[entry[0]][entry[1]])
+
+
+def _share(damage: dict[str, _Damage], cell: tuple[str, tuple[int, int]]) -> float | None:
+    """Of the sum over all heads in the same format; None where that is 0."""
+    total = sum(max(value, 0.0) for value in damage[cell[0]].values())
+    return damage[cell[0]][cell[1]] / total if total > 0 else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtriage.records.case import HeldOutRow
 from kvtriage.report.charts.layer_rows import HeatColumn, draw_heat
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
-from kvtriage.report.numbers import exact, percent
+from kvtriage.report.numbers import percent
 from kvtriage.report.view import CaseView
 
 __all__ = ["draw_held_out"]
@@ -45,7 +45,8 @@ def draw_held_out(view: CaseView) -> Figure | Absent:
         question=_QUESTION,
         answer=_answer(worst, scalings),
         note="Share of K or V elements of the worst head of each layer. Saturated elements are clipped; those below "
-        "2⁻⁶ × scale keep fewer than three mantissa bits. Both are matters of range, which scales repair.",
+        "2⁻⁶ × scale keep fewer than three mantissa bits. Both are matters of range, which scales repair."
+        f"{view.layer_frame.note}",
         panels=tuple(panels),
         table=Table.of(
             (
@@ -60,7 +61,7 @@ def draw_held_out(view: CaseView) -> Figure | Absent:
                 (
                     str(layer.layer_idx),
                     *(
-                        _shown(_share(worst, scaling, tensor, layer.layer_idx, part))
+                        _share(worst, scaling, tensor, layer.layer_idx, part)
                         for tensor, scaling in columns
                         for part in (0, 1)
                     ),
@@ -69,6 +70,7 @@ def draw_held_out(view: CaseView) -> Figure | Absent:
             ],
             words=0,
         ),
+        facts={"layers_a_row": view.layer_frame.layers_a_row},
     )
 
 
@@ -85,10 +87,6 @@ def _worst_heads(rows: tuple[HeldOutRow, ...]) -> dict[_Cell, tuple[float, float
 def _share(worst: dict[_Cell, tuple[float, float]], scaling: str, tensor: str, layer: int, part: int) -> float | None:
     found = worst.get((scaling, tensor, layer))
     return None if found is None else found[part]
-
-
-def _shown(share: float | None) -> str:
-    return "" if share is None else exact(share)
 
 
 def _answer(worst: dict[_Cell, tuple[float, float]], scalings: list[str]) -> str:

@@ -7,8 +7,8 @@ from statistics import median, quantiles
 from kvtriage.records.case import TimingTrial
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.lines import Guide, Series, draw_against_length
-from kvtriage.report.figures.base import Absent, Figure, Panel, Table
-from kvtriage.report.numbers import percent, rounded
+from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table
+from kvtriage.report.numbers import Shown, percent, rounded
 from kvtriage.report.timings import (
     ArmTimings,
     band_of,
@@ -63,6 +63,11 @@ def draw_itl(view: CaseView) -> Figure | Absent:
             ),
             [_row(view, timings, entry) for entry in timings],
         ),
+        facts={
+            "confidence": confidence,
+            "output_tokens": study.rule.output_tokens,
+            **{f"prompt of {bucket} tokens": bucket for bucket in study.buckets},
+        },
     )
 
 
@@ -106,23 +111,23 @@ def _guides(view: CaseView, timings: tuple[ArmTimings, ...], longest: float) -> 
     return ()
 
 
-def _row(view: CaseView, timings: tuple[ArmTimings, ...], entry: ArmTimings) -> tuple[str, ...]:
+def _row(view: CaseView, timings: tuple[ArmTimings, ...], entry: ArmTimings) -> tuple[Cell, ...]:
     style, line = style_of(entry.arm), entry.itl
     if line is None:
-        return (style.short, "one length only", *[""] * 8, str(len(entry.trials)), "")
+        return (style.short, "one length only", *[None] * 8, len(entry.trials), None)
     baseline = next((other.itl for other in timings if other.arm.role == "baseline"), None)
     crossing = crossing_with_baseline(view, entry.arm)
     return (
         style.short,
-        rounded(line.slope * 1e9),
-        rounded(line.slope_se * 1e9),
-        rounded(line.intercept * 1e3),
-        rounded(line.intercept_se * 1e3),
+        *(
+            Shown(value, rounded(value))
+            for value in (line.slope * 1e9, line.slope_se * 1e9, line.intercept * 1e3, line.intercept_se * 1e3)
+        ),
         _slope_share(line, baseline, view.plan.study.rule.confidence) if entry.arm.role != "baseline" else "",
         "" if crossing is None else crossing.in_words(),
         *over_traffic(view, entry.arm),
-        str(len(entry.trials)),
-        str(line.set_aside),
+        len(entry.trials),
+        line.set_aside,
     )
 
 

@@ -8,7 +8,7 @@ from kvtriage.records.case import ProbeRow
 from kvtriage.report.arms import layer_ranges
 from kvtriage.report.charts.layer_rows import StackedBar, draw_stacked
 from kvtriage.report.figures.base import Absent, Figure, KeyEntry, Panel, Table
-from kvtriage.report.numbers import axis_number, exact, rounded
+from kvtriage.report.numbers import axis_number, rounded
 from kvtriage.report.view import CaseView
 
 __all__ = ["draw_layers", "format_name"]
@@ -36,7 +36,8 @@ def draw_layers(view: CaseView) -> Figure | Absent:
     if plain is None:
         return Absent(_QUESTION, "No layer was probed in FP8 alone.")
     repaired = next((word for word in ("fp8:per_head", "fp8:per_tensor") if word in damage and word != plain), None)
-    bars = tuple(_bar(layer.layer_idx, damage, plain, repaired) for layer in view.spec.layers)
+    best, suspects = _best(damage, plain), frozenset(view.sensitivities.suspects)
+    bars = tuple(_bar(layer.layer_idx, damage, plain, best, repaired) for layer in view.spec.layers)
     words = [word for word in (*_UNREPAIRED, _BOUND) if word in damage]
     key = [KeyEntry("swatch-stay", "mantissa: only BF16 wins it back"), KeyEntry("swatch-range", "range: scales can")]
     if repaired is not None:
@@ -52,7 +53,7 @@ def draw_layers(view: CaseView) -> Figure | Absent:
         answer=_answer(view, damage, plain),
         note=f"Each layer alone in {format_name(plain)}, all others in BF16: mean KL over "
         f"{len(view.sensitivities.probe_items)} probe texts, cut at what is left under the best of the calibrated "
-        "scales and the scale-free bound.",
+        f"scales and the scale-free bound.{view.layer_frame.note}",
         panels=(
             Panel(
                 "KL when this layer alone is quantised",
@@ -71,14 +72,22 @@ def draw_layers(view: CaseView) -> Figure | Absent:
                 (
                     str(layer.layer_idx),
                     str(layer.kind),
-                    "yes" if layer.layer_idx in view.sensitivities.suspects else "",
-                    *(_shown(damage[word].get(layer.layer_idx)) for word in words),
+                    "yes" if layer.layer_idx in suspects else "",
+                    *(damage[word].get(layer.layer_idx) for word in words),
                 )
                 for layer in view.spec.layers
             ],
             words=3,
         ),
         key=tuple(key),
+        facts={
+            "layers_a_row": view.layer_frame.layers_a_row,
+            "probe_texts": len(view.sensitivities.probe_items),
+            "range_alone": max(
+                (damage[plain][layer] - least for layer, least in best.items() if layer in damage[plain]),
+                default=None,
+            ),
+        },
     )
 
 
@@ -91,9 +100,12 @@ def _by_format(probes: tuple[ProbeRow, ...]) -> dict[str, dict[int, float]]:
     return damage
 
 
-def _bar(layer: int, damage: dict[str, dict[int, float]], plain: str, repaired: str | None) -> StackedBar:
+def _bar(
+    layer: int, damage: dict[str, dict[int, float]], plain: str, reached: dict[int, float], repaired: str | None
+) -> StackedBar:
+    """`reached` is what `_best` found."""
     total = max(damage[plain].get(layer, 0.0), 0.0)
-    best = _best(damage, plain).get(layer)
+    best = reached.get(layer)
     tick = None if repaired is None else damage[repaired].get(layer)
     said = [f"{format_name(word)} {rounded(values[layer])}" for word, values in damage.items() if layer in values]
     return StackedBar(
@@ -109,10 +121,6 @@ def _best(damage: dict[str, dict[int, float]], plain: str) -> dict[int, float]:
             if word != plain:
                 found[layer] = min(value, found.get(layer, value))
     return found
-
-
-def _shown(value: float | None) -> str:
-    return "" if value is None else exact(value)
 
 
 def _answer(view: CaseView, damage: dict[str, dict[int, float]], plain: str) -> str:

@@ -7,8 +7,8 @@ from kvtriage.records.pairing import KL, NEEDLE_NLL, NLL, TOP1
 from kvtriage.records.study import Rule
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.dots import DotGroup, DotRow, Threshold, draw_dots
-from kvtriage.report.figures.base import Absent, Figure, Panel, Table
-from kvtriage.report.numbers import as_set, axis_number, axis_percent, exact, percent, rounded, signed
+from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table
+from kvtriage.report.numbers import as_set, axis_number, axis_percent, percent, rounded, signed
 from kvtriage.report.quality import METRICS, Drift, Metric, drifts, noise_of
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_tokens
@@ -49,6 +49,10 @@ def draw_quality(view: CaseView) -> Figure | Absent:
         "the axis.",
         panels=tuple(panels),
         table=Table.of(TABLE_HEADING, rows, words=3),
+        facts={
+            "confidence": confidence,
+            **{f"{metric.title}, margin": _margin(view.plan.study.rule, metric) for metric in METRICS[:-1]},
+        },
     )
 
 
@@ -84,18 +88,18 @@ def noise_line(view: CaseView, metric: Metric, buckets: tuple[int | None, ...]) 
     return (Threshold(max(known), "noise", "threshold-noise"),) if known else ()
 
 
-def table_row(view: CaseView, drift: Drift) -> tuple[str, ...]:
+def table_row(view: CaseView, drift: Drift) -> tuple[Cell, ...]:
     """One drift under TABLE_HEADING."""
     interval, noise = drift.interval, noise_of(view, drift.metric, drift.bucket)
     return (
         drift.metric.title,
-        "all" if drift.bucket is None else format_tokens(drift.bucket),
+        "all" if drift.bucket is None else drift.bucket,
         style_of(drift.arm).short,
-        exact(interval.mean),
-        exact(interval.low),
-        exact(interval.high),
-        "" if noise is None else exact(noise),
-        str(interval.n),
+        interval.mean,
+        interval.low,
+        interval.high,
+        noise,
+        interval.n,
     )
 
 

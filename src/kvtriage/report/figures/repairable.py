@@ -7,9 +7,9 @@ from statistics import fmean
 from kvtriage.records.case import ProbeRow
 from kvtriage.report.arms import ArmStyle
 from kvtriage.report.charts.dots import DotGroup, DotRow, draw_dots
-from kvtriage.report.figures.base import Absent, Figure, Panel, Table
+from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table
 from kvtriage.report.figures.quality import noise_line
-from kvtriage.report.numbers import axis_number, exact, percent, rounded
+from kvtriage.report.numbers import axis_number, percent, rounded
 from kvtriage.report.quality import METRICS
 from kvtriage.report.view import CaseView
 
@@ -55,6 +55,11 @@ def draw_repairable(view: CaseView) -> Figure | Absent:
             [_table_row(view, probe) for probe in view.sensitivities.type_probes if probe.kl],
             words=2,
         ),
+        facts={
+            "noise": view.pairs.noise(METRICS[0].measure),
+            "repairable_share": _repairable(groups),
+            "probe_texts": len(view.sensitivities.probe_items),
+        },
     )
 
 
@@ -73,10 +78,17 @@ def _texts(view: CaseView) -> int:
     return max(len(probe.kl) for probe in view.sensitivities.type_probes)
 
 
-def _table_row(view: CaseView, probe: ProbeRow) -> tuple[str, ...]:
+def _table_row(view: CaseView, probe: ProbeRow) -> tuple[Cell, ...]:
     short = _STYLES[probe.format].short if probe.format in _STYLES else probe.format
-    texts = [exact(kl) for kl in probe.kl] + [""] * (_texts(view) - len(probe.kl))
-    return (_name(view, probe.layers), short, exact(fmean(probe.kl)), *texts)
+    missing = [None] * (_texts(view) - len(probe.kl))
+    return (_name(view, probe.layers), short, fmean(probe.kl), *probe.kl, *missing)
+
+
+def _repairable(groups: dict[tuple[int, ...], dict[str, float]]) -> float | None:
+    """Share of unit scale's damage in the largest group that the best of the others does not have."""
+    found = groups[max(groups, key=len)]
+    unit, reached = found.get("fp8:unit"), [found[word] for word in _BEST if word in found]
+    return (unit - min(reached)) / unit if unit and reached else None
 
 
 def _answer(view: CaseView, groups: dict[tuple[int, ...], dict[str, float]]) -> str:

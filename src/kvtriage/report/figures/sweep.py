@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from xml.etree.ElementTree import Element
 
 from kvtriage.records.case import SweepRow
 from kvtriage.report.charts.lines import Guide, PlaneSpec, Series, draw_plane
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
-from kvtriage.report.numbers import axis_number, axis_tokens, exact, times
+from kvtriage.report.numbers import axis_number, axis_tokens, times
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_tokens
 
@@ -16,6 +17,7 @@ __all__ = ["draw_sweep"]
 _QUESTION = "Does the range still grow with position?"
 _LARGEST_E4M3 = 448.0
 _NAMED = 3
+_MOST_CURVES = 80
 _GROWTH = 1.1
 """A layer grows when its last stretch reaches this much beyond all the earlier ones."""
 
@@ -38,10 +40,20 @@ def draw_sweep(view: CaseView) -> Figure | Absent:
         "A curve that still climbs at the right may go further in longer traffic.",
         panels=tuple(panels),
         table=Table.of(
-            ("from position", *(f"{row.tensor.upper()} {row.layer_idx}" for row in seen)),
-            [(format_tokens(edge), *(_shown(row, index) for row in seen)) for index, edge in enumerate(edges)],
-            words=0,
+            ("tensor", *(f"from position {format_tokens(edge)}" for edge in edges)),
+            [
+                (f"{row.tensor.upper()} of layer {row.layer_idx}", *(_shown(row, index) for index in range(len(edges))))
+                for row in seen
+            ],
         ),
+        facts={
+            "calibration_tokens": view.plan.study.calibration_tokens,
+            "tensors": len(seen),
+            "still_growing": sum(1 for row in seen if _growth(row) > _GROWTH),
+            "steepest": max(map(_growth, seen)),
+            "largest_e4m3": _LARGEST_E4M3,
+            "counts_as_growth": _GROWTH - 1,
+        },
     )
 
 
@@ -54,7 +66,7 @@ def _draw(view: CaseView, rows: list[SweepRow], tensor: str) -> Element:
             "arm-unit" if row in furthest else "faint",
             curve=tuple((end, value) for end, value in zip(ends, row.amax, strict=False) if value > 0),
         )
-        for row in sorted(rows, key=lambda row: row in furthest)
+        for row in (*_sample([row for row in rows if row not in furthest]), *furthest)
     ]
     spec = PlaneSpec(
         label=f"Largest magnitude of {tensor.upper()} by position and layer",
@@ -69,6 +81,11 @@ def _draw(view: CaseView, rows: list[SweepRow], tensor: str) -> Element:
     return draw_plane(series, spec, wide=False, guides=(guide,))
 
 
+def _sample(rows: list[SweepRow]) -> list[SweepRow]:
+    """As many as can be told apart, evenly over the layers."""
+    return rows[:: max(1, math.ceil(len(rows) / _MOST_CURVES))]
+
+
 def _far_ends(view: CaseView) -> tuple[float, ...]:
     """Upper end of each position bucket; the last one ends where the calibration texts do."""
     edges = view.scales.position_edges
@@ -76,8 +93,8 @@ def _far_ends(view: CaseView) -> tuple[float, ...]:
     return (*(float(edge) for edge in edges[1:]), float(last))
 
 
-def _shown(row: SweepRow, index: int) -> str:
-    return exact(row.amax[index]) if index < len(row.amax) and row.amax[index] > 0 else ""
+def _shown(row: SweepRow, index: int) -> float | None:
+    return row.amax[index] if index < len(row.amax) and row.amax[index] > 0 else None
 
 
 def _growth(row: SweepRow) -> float:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from kvtriage.records.case import ArmRecord, TimingTrial
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.dots import DotGroup, DotRow, draw_dots
-from kvtriage.report.figures.base import Absent, Figure, Panel, Table
-from kvtriage.report.numbers import axis_number, exact, interval, percent, rounded
+from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table
+from kvtriage.report.numbers import Shown, axis_number, interval, percent, rounded
 from kvtriage.report.view import CaseView
 from kvtriage.stats import Interval, paired_interval
 from kvtriage.units import format_tokens
@@ -63,6 +63,13 @@ def draw_throughput(view: CaseView) -> Figure | Absent:
         "run larger batches, which this does not show.",
         panels=(Panel("Decode throughput", drawing),),
         table=Table.of(names, [_row(cell, output) for cell, outputs in found.items() for output in outputs]),
+        facts={
+            f"{output.arm.name}, {end} against BF16": value
+            for outputs in found.values()
+            for output in outputs
+            if output.change is not None
+            for end, value in (("low", output.change.low), ("high", output.change.high))
+        },
     )
 
 
@@ -97,18 +104,18 @@ def _dot(view: CaseView, output: _Output) -> DotRow:
     return DotRow(style.short, style, mean.mean, low, high, rounded(mean.mean), view.is_chosen(output.arm))
 
 
-def _row(cell: tuple[int, int], output: _Output) -> tuple[str, ...]:
+def _row(cell: tuple[int, int], output: _Output) -> tuple[Cell, ...]:
     mean, change = output.mean, output.change
     return (
         style_of(output.arm).short,
-        format_tokens(cell[0]),
-        str(cell[1]),
-        exact(mean.mean),
-        exact(mean.low),
-        exact(mean.high),
-        "" if change is None else percent(change.mean),
+        cell[0],
+        cell[1],
+        mean.mean,
+        mean.low,
+        mean.high,
+        None if change is None else Shown(change.mean, percent(change.mean)),
         "" if change is None else interval(change.low, change.high, percent),
-        str(mean.n),
+        mean.n,
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from kvtriage.kvcache.price import price_policy
 from kvtriage.records.case import ArmRecord
+from kvtriage.records.pairing import KL
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.dots import DotGroup, DotRow, Threshold, draw_dots
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
 from kvtriage.report.figures.quality import noise_line, to_row
-from kvtriage.report.numbers import as_set, axis_number, exact, rounded, times
+from kvtriage.report.numbers import as_set, axis_number, rounded, times
 from kvtriage.report.quality import METRICS, Drift, drift_of
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_tokens
@@ -68,16 +69,22 @@ def draw_tradeoff(view: CaseView) -> Figure | Absent:
             [
                 (
                     arm.label,
-                    "all" if arm.role == "baseline" else str(len(arm.skip_layers)),
-                    exact(ratio),
-                    exact(drift.interval.mean),
-                    exact(drift.interval.low),
-                    exact(drift.interval.high),
-                    str(drift.interval.n),
+                    "all" if arm.role == "baseline" else len(arm.skip_layers),
+                    ratio,
+                    drift.interval.mean,
+                    drift.interval.low,
+                    drift.interval.high,
+                    drift.interval.n,
                 )
                 for arm, ratio, drift in scored
             ],
         ),
+        facts={
+            "context_tokens": longest,
+            "kl_margin": margin,
+            "noise": view.pairs.noise(KL),
+            "confidence": view.plan.study.rule.confidence,
+        },
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.lines import Series, draw_against_length
-from kvtriage.report.figures.base import Absent, Figure, Panel, Table
-from kvtriage.report.numbers import percent, rounded
+from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table
+from kvtriage.report.numbers import Shown, percent, rounded
 from kvtriage.report.timings import ArmTimings, band_of, curve_lengths, latency_of
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_seconds, format_tokens
@@ -21,7 +21,7 @@ def draw_ttft(view: CaseView) -> Figure | Absent:
     if not timings:
         return Absent(_QUESTION, "No generation was timed.")
     lengths = curve_lengths(timings)
-    confidence = view.plan.study.rule.confidence
+    confidence, longest = view.plan.study.rule.confidence, round(lengths[-1])
     series = [_series(entry, lengths, confidence) for entry in timings]
     return Figure(
         question=_QUESTION,
@@ -33,6 +33,16 @@ def draw_ttft(view: CaseView) -> Figure | Absent:
             ("arm", "a, ns per token²", "b, µs per token", "c, ms", "fastest and slowest generation", "set aside"),
             [_row(entry) for entry in timings],
         ),
+        facts={
+            "confidence": confidence,
+            "longest_tokens": longest,
+            **{f"{entry.arm.name}, TTFT at the longest, s": _mean_at(entry, longest) for entry in timings},
+            **{
+                f"{entry.arm.name}, {end}, s": value
+                for entry in timings
+                for end, value in zip(("fastest", "slowest"), _span(entry), strict=True)
+            },
+        },
     )
 
 
@@ -44,14 +54,18 @@ def _series(entry: ArmTimings, lengths: tuple[float, ...], confidence: float) ->
     return Series(style.short, style.css, style.shape, curve, points, band=band)
 
 
-def _row(entry: ArmTimings) -> tuple[str, ...]:
+def _span(entry: ArmTimings) -> tuple[float, float]:
     times = [trial.ttft_s for trial in entry.trials]
-    span = f"{format_seconds(min(times))} to {format_seconds(max(times))}"
+    return min(times), max(times)
+
+
+def _row(entry: ArmTimings) -> tuple[Cell, ...]:
+    span = " to ".join(map(format_seconds, _span(entry)))
     if entry.ttft is None:
         return (style_of(entry.arm).short, "too few lengths", "", "", span, "")
     fit = entry.ttft
-    aside = str(fit.set_aside)
-    return (style_of(entry.arm).short, rounded(fit.a * 1e9), rounded(fit.b * 1e6), rounded(fit.c * 1e3), span, aside)
+    terms = [Shown(value, rounded(value)) for value in (fit.a * 1e9, fit.b * 1e6, fit.c * 1e3)]
+    return (style_of(entry.arm).short, *terms, span, fit.set_aside)
 
 
 def _answer(view: CaseView, timings: tuple[ArmTimings, ...]) -> str:
