@@ -22,7 +22,8 @@ from kvtriage.kvcache.price import price_policy
 from kvtriage.kvcache.prices.causes import CAUSE_WORDS, Cause
 from kvtriage.kvcache.prices.explain import Explanation, explain
 from kvtriage.kvcache.support.backend_choice import Serving
-from kvtriage.kvcache.support.findings import Severity, check_support
+from kvtriage.kvcache.support.cautions import Severity
+from kvtriage.kvcache.support.findings import check_support
 from kvtriage.units import format_bytes, format_bytes_alike, format_tokens
 
 __all__ = ["Answer", "CauseRow", "Column", "Said", "answer"]
