@@ -42,8 +42,8 @@ __all__ = ["EmbeddedEngine", "EmbeddedSession", "LogProbs", "available_threads",
 
 NUMERICS = ("storage", "attention")
 _BY_TORCH = NoKernel("passes that are scored")
-_ROWS = 32
-"""Positions whose whole distributions are worked on at a time; a vocabulary can have 262,144 entries."""
+_AT_A_TIME = 1 << 19
+"""Entries of whole distributions that are worked on at a time: 2 MiB, what a core has close by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,17 +56,20 @@ class LogProbs:
         if not isinstance(reference, LogProbs):
             raise TypeError("distributions of two engines cannot be compared")
         found: list[float] = []
-        for start in range(0, self.values.shape[0], _ROWS):
-            p, q = reference.values[start : start + _ROWS], self.values[start : start + _ROWS]
+        for p, q in zip(_few_rows(reference.values), _few_rows(self.values), strict=True):
             # The terms cancel nearly, so they are summed in float64.
             found += ((p - q) * p.exp()).sum(dim=-1, dtype=torch.float64).tolist()
         return tuple(found)
 
 
+def _few_rows(values: Tensor) -> tuple[Tensor, ...]:
+    """values [S, V] in pieces of a few positions each; a vocabulary can have 262,144 entries."""
+    return values.split(max(1, _AT_A_TIME // values.shape[1]))
+
+
 def _log_probs(logits: Tensor) -> Tensor:
     """Normalised in place, a few rows at a time: [S, V]. Raises NonFinite."""
-    for start in range(0, logits.shape[0], _ROWS):
-        rows = logits[start : start + _ROWS]
+    for rows in _few_rows(logits):
         total = torch.logsumexp(rows, dim=-1, keepdim=True)
         _check_logits(total)
         rows -= total
@@ -117,7 +120,7 @@ class EmbeddedEngine:
             name="embedded",
             version=f"{kvtriage.__version__} (torch {torch.__version__}, transformers {transformers.__version__})",
             device=str(self._model.device),
-            backend=f"kvtriage, decode by {self._decode.name}",
+            backend=f"kvtriage, products by {self._model.products}, decode by {self._decode.name}",
             numerics=self._numerics,
             compute_dtype="float32",
             native_dtype=str(self._native).removeprefix("torch."),

@@ -15,6 +15,7 @@ import transformers
 from torch import Tensor, nn
 
 from kvtriage.engines.embedded.attention import ATTENTION, Attention, register
+from kvtriage.engines.embedded.linear import ONEDNN, product_library, use_onednn
 from kvtriage.errors import ModelError, UnsupportedModel
 from kvtriage.kvcache.spec import CacheSpec
 
@@ -31,6 +32,9 @@ class LanguageModel:
         self._model: Any = model
         self.spec = spec
         self.device = device
+        self.products = product_library(device)
+        if self.products == ONEDNN:
+            use_onednn(model)
 
     @property
     def decoder_layers(self) -> nn.ModuleList:
