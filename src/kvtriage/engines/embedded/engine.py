@@ -38,7 +38,16 @@ from kvtriage.fp8.stats import HeldOut, KVStats
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.spec import CacheSpec
 
-__all__ = ["EmbeddedEngine", "EmbeddedSession", "LogProbs", "available_threads", "open_engine", "resolve_device"]
+__all__ = [
+    "EmbeddedEngine",
+    "EmbeddedSession",
+    "LogProbs",
+    "available_threads",
+    "engine_threads",
+    "engine_version",
+    "open_engine",
+    "resolve_device",
+]
 
 NUMERICS = ("storage", "attention")
 _BY_TORCH = NoKernel("passes that are scored")
@@ -118,7 +127,7 @@ class EmbeddedEngine:
     def info(self) -> EngineInfo:
         return EngineInfo(
             name="embedded",
-            version=f"{kvtriage.__version__} (torch {torch.__version__}, transformers {transformers.__version__})",
+            version=engine_version(),
             device=str(self._model.device),
             backend=f"kvtriage, products by {self._model.products}, decode by {self._decode.name}",
             numerics=self._numerics,
@@ -248,6 +257,10 @@ class EmbeddedSession:
         return time.perf_counter()
 
 
+def engine_version() -> str:
+    return f"{kvtriage.__version__} (torch {torch.__version__}, transformers {transformers.__version__})"
+
+
 def available_threads() -> int:
     """Cores that this process may use; all of the machine's where the system does not say."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -262,6 +275,18 @@ def resolve_device(name: str | None) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise StudyError(f"no device {name!r} here: torch sees no CUDA", hint="leave --device away to run on the CPU")
     return torch.device(name)
+
+
+@contextlib.contextmanager
+def engine_threads(threads: int | None) -> Iterator[int]:
+    """How many threads torch works with: `threads`, or one for each core that this process may use. Put back after."""
+    before = torch.get_num_threads()
+    count = threads or available_threads()
+    torch.set_num_threads(count)
+    try:
+        yield count
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager
@@ -280,13 +305,8 @@ def open_engine(
     """
     if numerics not in NUMERICS:
         raise StudyError(f"unknown numerics {numerics!r}", hint="known are " + ", ".join(NUMERICS))
-    before = torch.get_num_threads()
-    count = threads or available_threads()
-    torch.set_num_threads(count)
-    try:
+    with engine_threads(threads) as count:
         tokenizer = load_tokenizer(folder, trust_remote_code)
         model = load_model(folder, spec, resolve_device(device), trust_remote_code=trust_remote_code)
         with open_decode(count, numerics, model.device) as decode:
             yield EmbeddedEngine(model, tokenizer, native_dtype(folder), numerics, count, decode)
-    finally:
-        torch.set_num_threads(before)
