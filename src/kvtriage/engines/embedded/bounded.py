@@ -98,9 +98,7 @@ class BoundedEngine:
         steps = itertools.count(1)
         progress(0, total)
         for batch in batches:
-            self._model.forward_hidden(
-                self._model.model.tokens(batch), attention, lambda: progress(next(steps), total)
-            )
+            self._model.forward_hidden(self._model.model.tokens(batch), attention, lambda: progress(next(steps), total))
         return sum(map(len, prompts))
 
     def _texts_at_once(self, tokens: int) -> int:
@@ -135,13 +133,15 @@ def _most_resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def bound_for(parameters: int) -> int | None:
-    """Bytes to stay within, for a model of so many parameters that does not fit in float32; None for one that does.
+def bound_for(folder: Path, device: torch.device) -> int | None:
+    """Bytes to stay within, for a model that a CPU's memory does not hold in float32; None for one that it does.
 
-    Also None where the system does not say how much memory is free.
+    Also None where the system does not say how much memory is free. Raises ModelError.
     """
     free = _available_bytes()
-    return int(_SHARE * free) if free is not None and _FLOAT_BYTES * parameters > _SHARE * free else None
+    if device.type != "cpu" or free is None:
+        return None
+    return int(_SHARE * free) if _FLOAT_BYTES * open_weights(folder).count_elements() > _SHARE * free else None
 
 
 def _available_bytes() -> int | None:
@@ -169,8 +169,11 @@ def open_bounded_engine(
     trust_remote_code: bool = False,
 ) -> Iterator[BoundedEngine]:
     """An engine that keeps the whole process within `bound_bytes`. Raises ModelError, UnsupportedModel, StudyError."""
+    where = resolve_device(device)
+    if where.type != "cpu":
+        raise StudyError("layers are streamed to the CPU only", hint="leave --device away, or --memory-bound")
     with engine_threads(threads) as count:
         tokenizer = load_tokenizer(folder, trust_remote_code)
-        model = load_streamed_model(folder, spec, resolve_device(device), trust_remote_code=trust_remote_code)
+        model = load_streamed_model(folder, spec, where, trust_remote_code=trust_remote_code)
         native = str(native_dtype(folder)).removeprefix("torch.")
         yield BoundedEngine(model, tokenizer, native, count, bound_bytes)

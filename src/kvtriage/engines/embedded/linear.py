@@ -22,30 +22,30 @@ _CACHED_ELEMENTS = 1 << 22
 
 
 class OneDnnLinear(nn.Linear):
-    """input [..., in_features] → [..., out_features], both dense float32; shares the weights it is made from."""
+    """values [..., in_features] → [..., out_features], both dense float32; shares the weights it is made from."""
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
+    def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)
-        self.out_features, self.in_features = weight.shape
-        self.weight = weight
-        self.register_parameter("bias", bias)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
 
-    def forward(self, input: Tensor) -> Tensor:
-        rows = input.numel() // self.in_features
+    def forward(self, values: Tensor) -> Tensor:
+        rows = values.numel() // self.in_features
         if rows == 0 or (rows < _FEW_ROWS and self.weight.numel() < _CACHED_ELEMENTS):
-            return linear(input, self.weight, self.bias)
-        return onednn_linear(input, self.weight, self.bias)
+            return linear(values, self.weight, self.bias)
+        return onednn_linear(values, self.weight, self.bias)
 
 
-def onednn_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """input [..., i] times the transpose of weight [o, i], plus bias [o]: [..., o]. Dense float32, on a CPU."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
+def onednn_linear(values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """values [..., i] times the transpose of weight [o, i], plus bias [o]: [..., o]. Dense float32, on a CPU."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(values, weight, bias, "none", [], "")
     return product
 
 
 def product_library(device: torch.device) -> str:
     """Which of the two a model on `device` is to use: oneDNN on CPUs where this build of torch has it."""
-    built = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    built = available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     return ONEDNN if device.type == "cpu" and built else TORCH
 
 
@@ -54,4 +54,4 @@ def use_onednn(model: nn.Module) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, OneDnnLinear(child.weight, child.bias))
+                setattr(parent, name, OneDnnLinear(child))

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -21,13 +21,14 @@ from accelerate import init_empty_weights
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from kvtriage.engines.embedded.attention import ATTENTION, register
+from kvtriage.engines.embedded.attention import ATTENTION, Attention, register
 from kvtriage.engines.embedded.model import LanguageModel, load_config, quiet_transformers
 from kvtriage.errors import ModelError, UnsupportedModel
 from kvtriage.kvcache.spec import CacheSpec
 
 __all__ = ["StreamedModel", "Weights", "load_streamed_model", "open_weights"]
 
+_Taken = TypeVar("_Taken")
 _LAYERS = "layers."
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -39,6 +40,10 @@ class Weights:
 
     files: Mapping[str, Path]
 
+    def count_elements(self) -> int:
+        """Of all tensors, by the files' headers. Raises ModelError."""
+        return sum(self._look(name, lambda stored: stored.numel()) for name in self.files)
+
     def read(self, name: str) -> Tensor:
         """A whole tensor in float32. Raises ModelError."""
         return self._look(name, lambda stored: stored.to(torch.float32, copy=True))
@@ -47,7 +52,7 @@ class Weights:
         """The given rows [n] of a matrix in float32: [n, columns]. Raises ModelError."""
         return self._look(name, lambda stored: stored[rows].to(torch.float32))
 
-    def _look(self, name: str, take: Callable[[Tensor], Tensor]) -> Tensor:
+    def _look(self, name: str, take: Callable[[Tensor], _Taken]) -> _Taken:
         """The file is mapped for this one look, so that none of it stays in memory."""
         try:
             with safe_open(self.files[name], "pt") as file:
@@ -79,7 +84,7 @@ class StreamedModel:
         self._model = model
         self._weights = weights
         self._prefix = prefix
-        self._progress: Callable[[], None] = int
+        self._progress: Callable[[], object] = int
         for name, module in _outside_layers(model.decoder):
             self._prepare(name, module)
         for index, layer in enumerate(model.decoder_layers):
@@ -108,7 +113,7 @@ class StreamedModel:
     def hidden_size(self) -> int:
         return int(self._model.decoder.get_input_embeddings().embedding_dim)
 
-    def forward_hidden(self, token_ids: Tensor, attention: Any, progress: Callable[[], None]) -> None:
+    def forward_hidden(self, token_ids: Tensor, attention: Attention, progress: Callable[[], object]) -> None:
         """Token ids [B, T] through all layers; `attention` sees one text at a time. `progress`: after each layer."""
         self._progress = progress
         self._model.forward_hidden(token_ids, attention)
@@ -206,7 +211,8 @@ def _find_prefix(decoder: nn.Module, weights: Weights) -> str:
         missing = next((name for name in wanted if prefix + name not in weights.files), None)
         if missing is None:
             return prefix
+    lacks = missing if tails else wanted[0]
     raise UnsupportedModel(
-        f"the checkpoint does not name its weights as the model does: {wanted[0] if not tails else missing} is not there",
+        f"the checkpoint does not name its weights as the model does: {lacks} is not there",
         hint="its layers cannot be streamed; leave --memory-bound away and calibrate in memory",
     )
