@@ -18,6 +18,7 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -92,7 +93,8 @@ def write_checkpoint(folder: Path, weights_bytes: int) -> int:
         weight_map |= dict.fromkeys(tensors, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     words = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    tokenizer: Any = transformers.PreTrainedTokenizerFast
+    tokenizer(tokenizer_object=words).save_pretrained(folder)
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
@@ -100,7 +102,8 @@ def _drawn(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     """Norms of 1; matrices that keep the size of what passes."""
     if len(shape) == 1:
         return torch.ones(shape, dtype=torch.bfloat16)
-    return (torch.randn(shape, generator=generator) * shape[1] ** -0.5).to(torch.bfloat16)
+    drawn: torch.Tensor = torch.randn(shape, generator=generator) * shape[1] ** -0.5
+    return drawn.to(torch.bfloat16)
 
 
 def open_way(folder: Path, spec: CacheSpec, bound_bytes: int | None, threads: int) -> AbstractContextManager[Engine]:

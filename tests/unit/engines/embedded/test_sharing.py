@@ -51,10 +51,9 @@ def values(response: ScoreResponse) -> torch.Tensor:
 
 def computed(engine: EmbeddedEngine, arm: Arm, seed: int) -> int:
     """How many layers are computed anew to score an item under an arm."""
-    ran = []
-    hooks = [
-        layer.self_attn.register_forward_hook(lambda *_: ran.append(None)) for layer in engine._model.decoder_layers
-    ]
+    ran: list[None] = []
+    attentions = (layer.get_submodule("self_attn") for layer in engine._model.decoder_layers)
+    hooks = [attention.register_forward_hook(lambda *_: ran.append(None)) for attention in attentions]
     score(engine, arm, seed)
     for hook in hooks:
         hook.remove()
