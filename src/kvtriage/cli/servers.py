@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ def choose_wiring(
         return given
     match machine.servers:
         case None:
-            return embedded
+            return embedded if machine.memory_bound is None else partial(embedded, machine.memory_bound)
         case Servers() as servers:
             return lambda: _vllm(servers, machine, case, study)
 

@@ -16,6 +16,7 @@ Two numerics:
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvtriage.engines.embedded.codec import to_e4m3
+from kvtriage.engines.embedded.linear import ONEDNN, onednn_linear, product_library
 from kvtriage.errors import EngineError
 from kvtriage.kvcache.spec import LayerSpec
 
@@ -31,7 +33,7 @@ __all__ = ["ATTENTION", "Attention", "AttentionCall", "attend", "attention_funct
 
 ATTENTION = "kvtriage"
 _P_OFFSET = 256.0
-_QUERY_BLOCK = 256
+_QUERY_BLOCK = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,61 +104,114 @@ def attend(call: AttentionCall, fp8_heads: Tensor | None = None) -> Tensor:
     The call's k [B, Hkv, S, D] and v [B, Hkv, S, Dv] are all that may be seen. A query sees itself
     and the window_tokens − 1 positions before it; all before it without a window. fp8_heads: KV
     heads whose probabilities go through E4M3, boolean [Hkv]; None for none of them.
+
+    Where oneDNN multiplies, a block of queries is worked on step by step, one KV head after the other:
+    torch's fused kernel takes its products from MKL and needs twice the time there. Elsewhere it
+    serves what it can.
     """
-    query, key, value, scaling = call.query, call.key, call.value, call.scaling
-    window_tokens = call.window_tokens
-    new, span = query.shape[2], key.shape[2]
+    query, key, value = call.query, call.key, call.value
+    new, span, window_tokens = query.shape[2], key.shape[2], call.window_tokens
     explicit = call.softcap is not None or call.sinks is not None or fp8_heads is not None
     if new == 1 and not explicit:
-        return scaled_dot_product_attention(query, key, value, scale=scaling, enable_gqa=True)
-    if not explicit and new == span and (window_tokens is None or span <= window_tokens):
-        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
-    block = new if not explicit and window_tokens is None else _QUERY_BLOCK
-    outputs = []
+        return scaled_dot_product_attention(query, key, value, scale=call.scaling, enable_gqa=True)
+    onednn = product_library(query.device) == ONEDNN
+    block = _QUERY_BLOCK if onednn or explicit or window_tokens is not None else new
+    output = query.new_empty((*query.shape[:3], value.shape[3]))
     for start in range(0, new, block):
         stop = min(start + block, new)
         last = span - new + stop
         first = 0 if window_tokens is None else max(0, span - new + start - window_tokens + 1)
-        q, k, v = query[:, :, start:stop], key[:, :, first:last], value[:, :, first:last]
-        mask = None if new == 1 else _visible(stop - start, last - first, window_tokens, query.device)
-        if explicit:
-            outputs.append(_explicit(replace(call, query=q, key=k, value=v), mask, fp8_heads))
+        rows = (slice(None), slice(None), slice(start, stop))
+        part = replace(call, query=query[rows], key=key[:, :, first:last], value=value[:, :, first:last])
+        if onednn or explicit:
+            _write_explicit(output[rows], part, fp8_heads, one_by_one=onednn)
         else:
-            outputs.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=True))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+            output[rows] = _fused(part)
+    return output
 
 
-def _visible(new: int, span: int, window_tokens: int | None, device: torch.device) -> Tensor:
-    """Boolean [new, span]: key j is seen by query i at position span − new + i."""
-    position = torch.arange(span - new, span, device=device)[:, None]
-    key = torch.arange(span, device=device)[None, :]
-    seen = key <= position
-    return seen if window_tokens is None else seen & (key > position - window_tokens)
+def _fused(call: AttentionCall) -> Tensor:
+    new, span, window_tokens = call.query.shape[2], call.key.shape[2], call.window_tokens
+    causal = new == span and (window_tokens is None or span <= window_tokens)
+    return scaled_dot_product_attention(
+        call.query,
+        call.key,
+        call.value,
+        attn_mask=None if causal else _mask(new, span, window_tokens, call.query.device),
+        is_causal=causal,
+        scale=call.scaling,
+        enable_gqa=True,
+    )
+
+
+def _mask(new: int, span: int, window_tokens: int | None, device: torch.device) -> Tensor:
+    """[new, span], to be added: 0 where key j is seen by query i, whose position is span − new + i; else −∞."""
+    hidden = torch.full((new, span), float("-inf"), device=device)
+    later = hidden.triu(span - new + 1)
+    return later if window_tokens is None else later + hidden.tril(span - new - window_tokens)
+
+
+def _write_explicit(output: Tensor, call: AttentionCall, fp8_heads: Tensor | None, *, one_by_one: bool) -> None:
+    """Into output [B, H, n, Dv]: all KV heads of all sequences at once, or one by one."""
+    new, span = call.query.shape[2], call.key.shape[2]
+    mask = _mask(new, span, call.window_tokens, call.query.device) if new > 1 else None
+    if not one_by_one:
+        output[:] = _explicit(call, mask, fp8_heads)
+        return
+    batch, kv_heads = call.key.shape[:2]
+    group = call.query.shape[1] // kv_heads
+    for sequence, head in itertools.product(range(batch), range(kv_heads)):
+        own = (slice(sequence, sequence + 1), slice(head, head + 1))
+        queries = (own[0], slice(head * group, (head + 1) * group))
+        one = replace(
+            call,
+            query=call.query[queries],
+            key=call.key[own],
+            value=call.value[own],
+            sinks=None if call.sinks is None else call.sinks[queries[1]],
+        )
+        output[queries] = _explicit(one, mask, None if fp8_heads is None else fp8_heads[own[1]])
 
 
 def _explicit(call: AttentionCall, mask: Tensor | None, fp8_heads: Tensor | None) -> Tensor:
-    """The definition, step by step, for what torch's fused kernels do not do."""
-    query, key = call.query, call.key
+    """The definition, step by step."""
+    query, key, value = call.query, call.key, call.value
     batch, heads, new, dim = query.shape
-    kv_heads = key.shape[1]
+    kv_heads, span = key.shape[1], key.shape[2]
     group = heads // kv_heads
-    scores = query.reshape(batch, kv_heads, group * new, dim) @ key.transpose(2, 3) * call.scaling
-    scores = scores.view(batch, kv_heads, group, new, key.shape[2])
+    scores = _products((query * call.scaling).reshape(batch, kv_heads, group * new, dim), key.transpose(2, 3))
+    scores = scores.view(batch, kv_heads, group, new, span)
     if call.softcap is not None:
         scores = torch.tanh(scores / call.softcap) * call.softcap
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores.add_(mask)
+    if call.sinks is None and fp8_heads is None:
+        probabilities, total = torch.softmax(scores, dim=-1), None
+    else:
+        probabilities, total = _weights(scores, call.sinks, fp8_heads)
+    output = _products(probabilities.view(batch, kv_heads, group * new, span), value)
+    output = output.view(batch, kv_heads, group, new, -1)
+    return (output if total is None else output / total).view(batch, heads, new, -1)
+
+
+def _weights(scores: Tensor, sinks: Tensor | None, fp8_heads: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Of scores [B, Hkv, G, n, S]: weights that are not normalised yet, and their sums [B, Hkv, G, n, 1]."""
     top = scores.amax(dim=-1, keepdim=True)
-    if call.sinks is not None:
-        sink = call.sinks.to(scores.dtype).view(1, kv_heads, group, 1, 1)
+    sink = None if sinks is None else sinks.to(scores.dtype).view(1, *scores.shape[1:3], 1, 1)
+    if sink is not None:
         top = torch.maximum(top, sink)
-    probabilities = torch.exp(scores - top)
-    total = probabilities.sum(dim=-1, keepdim=True)
-    if call.sinks is not None:
+    weights = scores.sub_(top).exp_()
+    total = weights.sum(dim=-1, keepdim=True)
+    if sink is not None:
         total = total + torch.exp(sink - top)
     if fp8_heads is not None:
-        rounded = to_e4m3(probabilities * _P_OFFSET).to(torch.float32) / _P_OFFSET
-        probabilities = torch.where(fp8_heads.view(1, -1, 1, 1, 1), rounded, probabilities)
-    output = probabilities.reshape(batch, kv_heads, group * new, -1) @ call.value
-    output = output.view(batch, kv_heads, group, new, -1) / total
-    return output.reshape(batch, heads, new, -1)
+        rounded = to_e4m3(weights * _P_OFFSET).to(torch.float32) / _P_OFFSET
+        weights = torch.where(fp8_heads.view(1, -1, 1, 1, 1), rounded, weights)
+    return weights, total
+
+
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """left [B, Hkv, m, x] times right [B, Hkv, x, n]: [B, Hkv, m, n]. oneDNN takes a single pair."""
+    if left.shape[:2] == (1, 1) and product_library(left.device) == ONEDNN:
+        return onednn_linear(left[0, 0], right[0, 0].T)[None, None]
+    return left @ right

@@ -3,82 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import transformers
-from torch import Tensor
 
 import kvtriage
 from kvtriage.engines.base import (
-    Applied,
     Arm,
-    Distribution,
     EngineInfo,
-    Generation,
     Progress,
     ScoreRequest,
-    ScoreResponse,
     Tokenizer,
 )
 from kvtriage.engines.embedded.attention import Attention
-from kvtriage.engines.embedded.kernel.kernel import Decode, NoKernel, open_decode
+from kvtriage.engines.embedded.kernel.kernel import Decode, open_decode
 from kvtriage.engines.embedded.model import LanguageModel, load_model, native_dtype
 from kvtriage.engines.embedded.observing import RangeObserver, ScaleObserver
-from kvtriage.engines.embedded.storing import LayerStorage, StoringAttention, applied, layer_storages
+from kvtriage.engines.embedded.session import BY_TORCH, EmbeddedSession, LogProbs, log_probs
+from kvtriage.engines.embedded.sharing import SharedPasses
+from kvtriage.engines.embedded.storing import LayerStorage, StoringAttention, layer_storages
 from kvtriage.engines.embedded.tokenizer import load_tokenizer
-from kvtriage.errors import BadInput, NonFinite, PolicyNotApplied, StudyError
+from kvtriage.errors import StudyError
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.fp8.stats import HeldOut, KVStats
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.spec import CacheSpec
 
-__all__ = ["EmbeddedEngine", "EmbeddedSession", "LogProbs", "available_threads", "open_engine", "resolve_device"]
+__all__ = [
+    "EmbeddedEngine",
+    "available_threads",
+    "engine_threads",
+    "engine_version",
+    "open_engine",
+    "resolve_device",
+]
 
 NUMERICS = ("storage", "attention")
-_BY_TORCH = NoKernel("passes that are scored")
-_ROWS = 32
-"""Positions whose whole distributions are worked on at a time; a vocabulary can have 262,144 entries."""
-
-
-@dataclass(frozen=True, eq=False)
-class LogProbs:
-    """Next-token log-probabilities at the scored positions: [S, V], float32."""
-
-    values: Tensor
-
-    def kl_from(self, reference: Distribution) -> tuple[float, ...]:
-        if not isinstance(reference, LogProbs):
-            raise TypeError("distributions of two engines cannot be compared")
-        found: list[float] = []
-        for start in range(0, self.values.shape[0], _ROWS):
-            p, q = reference.values[start : start + _ROWS], self.values[start : start + _ROWS]
-            # The terms cancel nearly, so they are summed in float64.
-            found += ((p - q) * p.exp()).sum(dim=-1, dtype=torch.float64).tolist()
-        return tuple(found)
-
-
-def _log_probs(logits: Tensor) -> Tensor:
-    """Normalised in place, a few rows at a time: [S, V]. Raises NonFinite."""
-    for start in range(0, logits.shape[0], _ROWS):
-        rows = logits[start : start + _ROWS]
-        total = torch.logsumexp(rows, dim=-1, keepdim=True)
-        _check_logits(total)
-        rows -= total
-    return logits
-
-
-def _check_logits(values: Tensor) -> None:
-    if not torch.isfinite(values).all():
-        raise NonFinite(
-            "the logits hold NaN or infinity, although K and V do not",
-            hint="the model itself overflows behind its attention layers (are the weights intact?)",
-        )
 
 
 class EmbeddedEngine:
@@ -99,6 +62,7 @@ class EmbeddedEngine:
         self._numerics = numerics
         self._threads = threads
         self._decode = decode
+        self._passes = SharedPasses()
 
     @property
     def spec(self) -> CacheSpec:
@@ -115,9 +79,9 @@ class EmbeddedEngine:
     def info(self) -> EngineInfo:
         return EngineInfo(
             name="embedded",
-            version=f"{kvtriage.__version__} (torch {torch.__version__}, transformers {transformers.__version__})",
+            version=engine_version(),
             device=str(self._model.device),
-            backend=f"kvtriage, decode by {self._decode.name}",
+            backend=f"kvtriage, products by {self._model.products}, decode by {self._decode.name}",
             numerics=self._numerics,
             compute_dtype="float32",
             native_dtype=str(self._native).removeprefix("torch."),
@@ -127,7 +91,7 @@ class EmbeddedEngine:
 
     @contextlib.contextmanager
     def open(self, arm: Arm) -> Iterator[EmbeddedSession]:
-        yield EmbeddedSession(self._model, arm, self._storages(arm), self._decode)
+        yield EmbeddedSession(self._model, arm, self._storages(arm), self._decode, self._passes)
 
     def _storages(self, arm: Arm) -> tuple[LayerStorage, ...]:
         return layer_storages(arm, self.spec, self._native, self._numerics, self._model.device)
@@ -150,11 +114,11 @@ class EmbeddedEngine:
         return found
 
     def _distribution(self, request: ScoreRequest, storages: tuple[LayerStorage, ...]) -> LogProbs:
-        attention = StoringAttention(storages, len(request.token_ids), _BY_TORCH)
+        attention = StoringAttention(storages, len(request.token_ids), BY_TORCH)
         keep = slice(request.score_from - 1, len(request.token_ids) - 1)
         logits = self._model.logits(self._model.tokens([request.token_ids]), attention, start=0, keep=keep)
         attention.check_finite()
-        return LogProbs(_log_probs(logits[0]))
+        return LogProbs(log_probs(logits[0]))
 
     @torch.inference_mode()
     def observe(self, prompts: Sequence[Sequence[int]], position_edges: Sequence[int], progress: Progress) -> KVStats:
@@ -176,73 +140,8 @@ class EmbeddedEngine:
         return sum(len(prompt) for prompt in prompts)
 
 
-class EmbeddedSession:
-    """See engines.base.Session."""
-
-    def __init__(self, model: LanguageModel, arm: Arm, storages: tuple[LayerStorage, ...], decode: Decode) -> None:
-        self._decode = decode
-        self._model = model
-        self._arm = arm
-        self._storages = storages
-
-    def applied(self) -> Applied:
-        return applied(self._storages)
-
-    @torch.inference_mode()
-    def score(self, request: ScoreRequest) -> ScoreResponse:
-        length, scored = len(request.token_ids), slice(request.score_from - 1, len(request.token_ids) - 1)
-        tokens = self._model.tokens([request.token_ids])
-        attention = StoringAttention(self._storages, length, _BY_TORCH)
-        step = self._arm.prefill_chunk or length
-        pieces = []
-        for start in range(0, length, step):
-            stop = min(start + step, length)
-            keep = slice(max(scored.start, start) - start, max(min(scored.stop, stop) - start, 0))
-            logits = self._model.logits(tokens[:, start:stop], attention, start=start, keep=keep)
-            pieces.append(logits[0])
-        attention.check_finite()
-        log_probs = _log_probs(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
-        targets = tokens[0, request.score_from :]
-        return ScoreResponse(
-            nll=tuple((-log_probs.gather(1, targets[:, None])[:, 0]).tolist()),
-            top1=tuple(log_probs.argmax(dim=-1).tolist()),
-            distribution=LogProbs(log_probs),
-        )
-
-    @torch.inference_mode()
-    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
-        lengths = {len(prompt) for prompt in prompts}
-        if len(lengths) != 1:
-            raise BadInput("prompts of different lengths in one batch", hint="time one context length at a time")
-        if "probe" in self.applied().dtypes:
-            raise PolicyNotApplied(
-                f"arm {self._arm.name!r} is a probe and cannot be timed", hint="time storable policies only"
-            )
-        length = lengths.pop()
-        attention = StoringAttention(self._storages, length + new_tokens - 1, self._decode)
-        times = [self._now()]
-        step = self._model.tokens(prompts)
-        chosen = []
-        for index in range(new_tokens):
-            start = 0 if index == 0 else length + index - 1
-            logits = self._model.logits(step, attention, start=start, keep=slice(step.shape[1] - 1, step.shape[1]))
-            step = logits[:, -1].argmax(dim=-1, keepdim=True)
-            chosen.append(step)
-            times.append(self._now())
-        attention.check_finite()
-        _check_logits(logits)
-        return Generation(
-            token_ids=tuple(tuple(row) for row in torch.cat(chosen, dim=1).tolist()),
-            ttft_s=times[1] - times[0],
-            token_s=tuple(after - before for before, after in itertools.pairwise(times[1:])),
-            held_bytes=attention.held_bytes,
-            held_tokens=attention.seen,
-        )
-
-    def _now(self) -> float:
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)
-        return time.perf_counter()
+def engine_version() -> str:
+    return f"{kvtriage.__version__} (torch {torch.__version__}, transformers {transformers.__version__})"
 
 
 def available_threads() -> int:
@@ -262,6 +161,18 @@ def resolve_device(name: str | None) -> torch.device:
 
 
 @contextlib.contextmanager
+def engine_threads(threads: int | None) -> Iterator[int]:
+    """How many threads torch works with: `threads`, or one for each core that this process may use. Put back after."""
+    before = torch.get_num_threads()
+    count = threads or available_threads()
+    torch.set_num_threads(count)
+    try:
+        yield count
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
 def open_engine(
     folder: Path,
     spec: CacheSpec,
@@ -277,13 +188,8 @@ def open_engine(
     """
     if numerics not in NUMERICS:
         raise StudyError(f"unknown numerics {numerics!r}", hint="known are " + ", ".join(NUMERICS))
-    before = torch.get_num_threads()
-    count = threads or available_threads()
-    torch.set_num_threads(count)
-    try:
+    with engine_threads(threads) as count:
         tokenizer = load_tokenizer(folder, trust_remote_code)
         model = load_model(folder, spec, resolve_device(device), trust_remote_code=trust_remote_code)
         with open_decode(count, numerics, model.device) as decode:
             yield EmbeddedEngine(model, tokenizer, native_dtype(folder), numerics, count, decode)
-    finally:
-        torch.set_num_threads(before)

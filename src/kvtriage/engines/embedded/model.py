@@ -15,6 +15,7 @@ import transformers
 from torch import Tensor, nn
 
 from kvtriage.engines.embedded.attention import ATTENTION, Attention, register
+from kvtriage.engines.embedded.linear import ONEDNN, product_library, use_onednn
 from kvtriage.errors import ModelError, UnsupportedModel
 from kvtriage.kvcache.spec import CacheSpec
 
@@ -31,10 +32,18 @@ class LanguageModel:
         self._model: Any = model
         self.spec = spec
         self.device = device
+        self.products = product_library(device)
+        if self.products == ONEDNN:
+            use_onednn(model)
+
+    @property
+    def decoder(self) -> Any:
+        """All but the head."""
+        return self._model.get_decoder()
 
     @property
     def decoder_layers(self) -> nn.ModuleList:
-        layers = getattr(self._model.get_decoder(), "layers", None)
+        layers = getattr(self.decoder, "layers", None)
         if not isinstance(layers, nn.ModuleList) or len(layers) != self.spec.num_layers:
             raise UnsupportedModel(
                 f"cannot find the {self.spec.num_layers} decoder layers of {type(self._model).__name__}",
@@ -59,9 +68,7 @@ class LanguageModel:
     def forward_hidden(self, token_ids: Tensor, attention: Attention, *, start: int = 0) -> None:
         """Run the decoder for what passes through `attention`; nothing is predicted."""
         positions = torch.arange(start, start + token_ids.shape[1], device=self.device)
-        self._model.get_decoder()(
-            input_ids=token_ids, position_ids=positions[None], use_cache=False, kvtriage=attention
-        )
+        self.decoder(input_ids=token_ids, position_ids=positions[None], use_cache=False, kvtriage=attention)
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[list[Any]]:

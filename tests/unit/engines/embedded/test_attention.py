@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from kvtriage.engines.embedded import attention
 from kvtriage.engines.embedded.attention import AttentionCall, attend
+from kvtriage.engines.embedded.linear import ONEDNN, TORCH, product_library
 from kvtriage.fp8 import e4m3
 
 
@@ -40,10 +42,21 @@ def reference(
     return output
 
 
+@pytest.fixture(params=[ONEDNN, TORCH])
+def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to multiply, whatever this build of torch has."""
+    library: str = request.param
+    if library == ONEDNN and product_library(torch.device("cpu")) != ONEDNN:
+        pytest.skip("this build of torch has no oneDNN")
+    monkeypatch.setattr(attention, "product_library", lambda _device: library)
+    return library
+
+
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("extra", ["plain", "softcap", "sinks"])
 @pytest.mark.parametrize(("new", "span", "window"), [
-    (6, 6, None), (6, 6, 4), (1, 9, None), (3, 9, None), (3, 9, 4), (5, 8, 100), (300, 300, 7), (300, 310, None),
+    (6, 6, None), (6, 6, 4), (1, 9, None), (3, 9, None), (3, 9, 4), (5, 8, 100), (140, 140, 7), (140, 150, None),
 ])  # fmt: skip
 def test_attend_is_the_definition(new: int, span: int, window: int | None, extra: str, fp8: bool) -> None:
     generator = torch.Generator().manual_seed(3)
@@ -61,6 +74,17 @@ def test_attend_is_the_definition(new: int, span: int, window: int | None, extra
         assert np.abs(ours[0].numpy() - want).mean() < 2e-4
 
 
+def test_sequences_of_a_batch_do_not_meet(products: str) -> None:
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(3, heads, 40, 8, generator=generator) for heads in (4, 2, 2))
+    together = attend(AttentionCall(0, q, k, v, 0.4, None, None, 16))
+    alone = [
+        attend(AttentionCall(0, q[i : i + 1], k[i : i + 1], v[i : i + 1], 0.4, None, None, 16)) for i in range(len(q))
+    ]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=0 if products == ONEDNN else 2e-6)
+
+
+@pytest.mark.usefixtures("products")
 def test_probabilities_are_quantised_in_the_heads_asked_for() -> None:
     generator = torch.Generator().manual_seed(4)
     q, k, v = (torch.randn(1, heads, 6, 8, generator=generator) for heads in (4, 2, 2))

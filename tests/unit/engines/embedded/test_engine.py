@@ -161,7 +161,8 @@ def test_decode_by_the_kernel_is_decode_by_torch(bench: Bench) -> None:
 
 def test_the_engine_says_what_decodes(bench: Bench, tmp_path: Path) -> None:
     assert isinstance(bench.engine._decode, DecodeKernel)
-    assert bench.engine.info().backend == f"kvtriage, decode by {bench.engine._decode.name}"
+    decode = bench.engine._decode.name
+    assert bench.engine.info().backend == f"kvtriage, products by {bench.engine._model.products}, decode by {decode}"
     spec = tiny.save(tiny.llama(), tmp_path)
     with open_engine(tmp_path, spec, numerics="attention", device="cpu", threads=1) as engine:
         assert "decode by torch (the numerics 'attention'" in engine.info().backend

@@ -1,0 +1,118 @@
+"""What one text costs under the arms of a study, in CPU seconds: by torch alone, by oneDNN, and with layers shared.
+
+    python bench/study.py [--model demo:gemma3-270m] [--tokens 1024] [--rounds 3] [--json FILE]
+
+A round scores the text under BF16, FP8 at unit scale, FP8 in the full and FP8 in the sliding layers (in the upper
+and the lower half of a model that has one kind), each against BF16, three times over: products by torch, products
+by oneDNN, and oneDNN with the layers that arms store alike computed once, which is what the engine does. The way that
+begins changes with the round. Ratios are to the first way of the same round: median and quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+from torch import nn
+
+from kvtriage.cli.sources import resolve_model
+from kvtriage.cli.terminal import open_progress
+from kvtriage.engines.base import Arm, ScoreRequest, ScoreResponse
+from kvtriage.engines.embedded import attention, linear
+from kvtriage.engines.embedded.engine import EmbeddedEngine, open_engine
+from kvtriage.engines.embedded.sharing import SharedPasses
+from kvtriage.kvcache.policy import CachePolicy, Fp8, Scaling
+from kvtriage.kvcache.readers import read_cache_spec
+from kvtriage.kvcache.spec import CacheSpec
+
+WAYS = ("torch", "oneDNN", "oneDNN, layers shared")
+SCORED = 128
+
+
+def arms(spec: CacheSpec) -> list[Arm]:
+    count = spec.num_layers
+    halves = [spec.layers_of(kind) for kind in spec.kinds] if spec.is_hybrid else []
+    halves = halves or [tuple(range(count // 2)), tuple(range(count // 2, count))]
+    return [
+        Arm("bf16", CachePolicy.native(count)),
+        Arm("fp8", CachePolicy.fp8(count, Scaling.UNIT)),
+        *(Arm(f"fp8 in {half}", CachePolicy.only(count, half, Fp8(Scaling.UNIT))) for half in halves),
+    ]
+
+
+@contextlib.contextmanager
+def by_torch() -> Iterator[None]:
+    """All products by torch, as they were before."""
+    with (
+        mock.patch.object(attention, "product_library", return_value=linear.TORCH),
+        mock.patch.object(linear.OneDnnLinear, "forward", nn.Linear.forward),
+    ):
+        yield
+
+
+def score_all(engine: EmbeddedEngine, request: ScoreRequest, *, shared: bool) -> None:
+    reference: ScoreResponse | None = None
+    engine._passes = SharedPasses()
+    for arm in arms(engine.spec):
+        if not shared:
+            engine._passes = SharedPasses()
+        with engine.open(arm) as session:
+            response = session.score(request)
+        reference = reference or response
+        response.distribution.kl_from(reference.distribution)
+
+
+def one_way(engine: EmbeddedEngine, request: ScoreRequest, way: str) -> float:
+    """CPU seconds of the process, all its threads."""
+    with by_torch() if way == "torch" else contextlib.nullcontext():
+        start = time.process_time()
+        score_all(engine, request, shared=way == WAYS[-1])
+        return time.process_time() - start
+
+
+def measure(engine: EmbeddedEngine, tokens: int, rounds: int) -> dict[str, list[float]]:
+    """The first round warms up and is not counted."""
+    ids = engine.tokenizer.encode("The quick brown fox jumps over the lazy dog, and the dog sleeps on. " * tokens)[
+        :tokens
+    ]
+    request = ScoreRequest("text", tuple(ids), tokens - min(SCORED, tokens // 2))
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    for number in range(rounds + 1):
+        for way in (*WAYS[number % len(WAYS) :], *WAYS[: number % len(WAYS)]):
+            seconds = one_way(engine, request, way)
+            if number:
+                times[way].append(seconds)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo:gemma3-270m", help="a model folder, or one of the demo models")
+    parser.add_argument("--tokens", type=int, default=1_024)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="also write the rows here")
+    options = parser.parse_args()
+    with open_progress() as progress:
+        folder = resolve_model(options.model, progress)
+    spec = read_cache_spec(json.loads((folder / "config.json").read_bytes()))
+    with open_engine(folder, spec, numerics="storage", device="cpu", threads=options.threads) as engine:
+        times = measure(engine, options.tokens, options.rounds)
+    rows = []
+    for way in WAYS:
+        ratios = (np.array(times[way]) / np.array(times[WAYS[0]])).tolist()
+        low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
+        print(f"{way}: {np.median(times[way]):.2f} CPU s, {middle:.3f} ({low:.3f} to {high:.3f}) of torch's")
+        rows.append({"what": f"four arms of {options.model}, {way} / torch", "ratios": ratios, "aim": "0.5"})
+    if options.json:
+        options.json.write_text(json.dumps(rows[1:], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Calibration within a memory bound: an engine that observes and does nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import resource
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from kvtriage.engines.base import Arm, EngineInfo, Progress, ScoreRequest, Session, Tokenizer
+from kvtriage.engines.embedded.attention import Attention
+from kvtriage.engines.embedded.engine import engine_threads, engine_version, resolve_device
+from kvtriage.engines.embedded.model import native_dtype
+from kvtriage.engines.embedded.observing import RangeObserver, ScaleObserver
+from kvtriage.engines.embedded.streaming import StreamedModel, load_streamed_model, open_weights
+from kvtriage.engines.embedded.tokenizer import load_tokenizer
+from kvtriage.errors import StudyError
+from kvtriage.fp8.scales import ScaleSet
+from kvtriage.fp8.stats import HeldOut, KVStats
+from kvtriage.kvcache.spec import CacheSpec
+from kvtriage.units import format_bytes
+
+__all__ = ["BoundedEngine", "bound_for", "open_bounded_engine"]
+
+_FLOAT_BYTES = 4
+_WITHIN_A_LAYER = 6
+"""Arrays as wide as the widest product that one text needs at a time, observation included."""
+_SHARE = 0.8
+"""Of the memory that is free, when the bound is not given."""
+
+
+class BoundedEngine:
+    """See engines.base.Engine. Only `observe` and `check_scales` are answered."""
+
+    def __init__(self, model: StreamedModel, tokenizer: Tokenizer, native: str, threads: int, bound_bytes: int) -> None:
+        self._before_bytes = _most_resident_bytes()
+        self._model = model
+        self._tokenizer = tokenizer
+        self._native = native
+        self._threads = threads
+        self._bound_bytes = bound_bytes
+
+    @property
+    def spec(self) -> CacheSpec:
+        return self._model.model.spec
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    @property
+    def one_arm_at_a_time(self) -> bool:
+        return False
+
+    def info(self) -> EngineInfo:
+        return EngineInfo(
+            name="embedded",
+            version=engine_version(),
+            device=str(self._model.model.device),
+            backend=f"kvtriage, layers streamed, products by {self._model.model.products}",
+            numerics="storage",
+            compute_dtype="float32",
+            native_dtype=self._native,
+            threads=self._threads,
+            per_head_scales=True,
+        )
+
+    def open(self, arm: Arm) -> contextlib.AbstractContextManager[Session]:
+        raise _only_calibrates()
+
+    def probe(self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], progress: Progress) -> list[list[float]]:
+        raise _only_calibrates()
+
+    @torch.inference_mode()
+    def observe(self, prompts: Sequence[Sequence[int]], position_edges: Sequence[int], progress: Progress) -> KVStats:
+        observer = RangeObserver(self.spec, position_edges)
+        return observer.stats(self._show(prompts, observer, progress))
+
+    @torch.inference_mode()
+    def check_scales(
+        self, prompts: Sequence[Sequence[int]], candidates: Sequence[ScaleSet], progress: Progress
+    ) -> list[HeldOut]:
+        observer = ScaleObserver(self.spec, candidates)
+        return observer.held_out(self._show(prompts, observer, progress))
+
+    def _show(self, prompts: Sequence[Sequence[int]], attention: Attention, progress: Progress) -> int:
+        """Texts of one length go through the layers together, as many as the bound allows."""
+        batches = [
+            batch
+            for tokens, alike in itertools.groupby(prompts, key=len)
+            for batch in _cut(list(alike), self._texts_at_once(tokens))
+        ]
+        total = len(batches) * self.spec.num_layers
+        steps = itertools.count(1)
+        progress(0, total)
+        for batch in batches:
+            self._model.forward_hidden(self._model.model.tokens(batch), attention, lambda: progress(next(steps), total))
+        return sum(map(len, prompts))
+
+    def _texts_at_once(self, tokens: int) -> int:
+        """How many texts of so many tokens fit beside one layer. Raises StudyError when not even one does."""
+        row_bytes = tokens * _FLOAT_BYTES
+        # Hidden states, their rows of the embedding, and the embedding's output while it is scaled.
+        text = 3 * row_bytes * self._model.hidden_size
+        within = _WITHIN_A_LAYER * row_bytes * self._model.widest
+        needed = self._before_bytes + self._model.layer_bytes + self._model.largest_tensor_bytes + within + text
+        if needed > self._bound_bytes:
+            raise StudyError(
+                f"{format_bytes(self._bound_bytes)} are not enough: one layer and one text of {tokens:,} tokens need "
+                f"{format_bytes(needed)}, what runs already included",
+                hint="raise --memory-bound, or lower calibration_tokens in study.toml",
+            )
+        return 1 + (self._bound_bytes - needed) // text
+
+
+def _cut(prompts: list[Sequence[int]], most: int) -> Iterator[list[Sequence[int]]]:
+    return (prompts[start : start + most] for start in range(0, len(prompts), most))
+
+
+def _only_calibrates() -> StudyError:
+    return StudyError(
+        "a model whose layers are streamed from disk can be calibrated here and nothing else",
+        hint="go on with --engine vllm, or without --memory-bound on a machine that holds the model in float32",
+    )
+
+
+def _most_resident_bytes() -> int:
+    """The most memory that this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def bound_for(folder: Path, device: torch.device) -> int | None:
+    """Bytes to stay within, for a model that a CPU's memory does not hold in float32; None for one that it does.
+
+    Also None where the system does not say how much memory is free. Raises ModelError.
+    """
+    free = _available_bytes()
+    if device.type != "cpu" or free is None:
+        return None
+    return int(_SHARE * free) if _FLOAT_BYTES * open_weights(folder).count_elements() > _SHARE * free else None
+
+
+def _available_bytes() -> int | None:
+    """Memory that is free, on Linux; a control group's limit counts too."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    group = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError):  # no limit reads 'max'
+        limit = int((group / "memory.max").read_text())
+        free = min(free, limit - int((group / "memory.current").read_text()))
+    return free
+
+
+@contextlib.contextmanager
+def open_bounded_engine(
+    folder: Path,
+    spec: CacheSpec,
+    *,
+    bound_bytes: int,
+    device: str | None = None,
+    threads: int | None = None,
+    trust_remote_code: bool = False,
+) -> Iterator[BoundedEngine]:
+    """An engine that keeps the whole process within `bound_bytes`. Raises ModelError, UnsupportedModel, StudyError."""
+    where = resolve_device(device)
+    if where.type != "cpu":
+        raise StudyError("layers are streamed to the CPU only", hint="leave --device away, or --memory-bound")
+    with engine_threads(threads) as count:
+        tokenizer = load_tokenizer(folder, trust_remote_code)
+        model = load_streamed_model(folder, spec, where, trust_remote_code=trust_remote_code)
+        native = str(native_dtype(folder)).removeprefix("torch.")
+        yield BoundedEngine(model, tokenizer, native, count, bound_bytes)

@@ -1,0 +1,160 @@
+"""One arm of the embedded engine: what it says of a text, and how fast it goes on with one."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvtriage.engines.base import Applied, Arm, Distribution, Generation, ScoreRequest, ScoreResponse
+from kvtriage.engines.embedded.kernel.kernel import Decode, NoKernel
+from kvtriage.engines.embedded.model import LanguageModel
+from kvtriage.engines.embedded.sharing import Pass, SharedPasses, ways_of_storing
+from kvtriage.engines.embedded.storing import LayerStorage, StoringAttention, applied
+from kvtriage.errors import BadInput, NonFinite, PolicyNotApplied
+
+__all__ = ["BY_TORCH", "EmbeddedSession", "LogProbs", "log_probs"]
+
+BY_TORCH = NoKernel("passes that are scored")
+_AT_A_TIME = 1 << 19
+"""Entries of whole distributions that are worked on at a time: 2 MiB, what a core has close by."""
+
+
+@dataclass(frozen=True, eq=False)
+class LogProbs:
+    """Next-token log-probabilities at the scored positions: [S, V], float32."""
+
+    values: Tensor
+
+    def kl_from(self, reference: Distribution) -> tuple[float, ...]:
+        if not isinstance(reference, LogProbs):
+            raise TypeError("distributions of two engines cannot be compared")
+        found: list[float] = []
+        for p, q in zip(_few_rows(reference.values), _few_rows(self.values), strict=True):
+            # The terms cancel nearly, so they are summed in float64.
+            found += ((p - q) * p.exp()).sum(dim=-1, dtype=torch.float64).tolist()
+        return tuple(found)
+
+
+def _few_rows(values: Tensor) -> tuple[Tensor, ...]:
+    """values [S, V] in pieces of a few positions each; a vocabulary can have 262,144 entries."""
+    return torch.split(values, max(1, _AT_A_TIME // values.shape[1]))
+
+
+def log_probs(logits: Tensor) -> Tensor:
+    """Normalised in place, a few rows at a time: [S, V]. Raises NonFinite."""
+    for rows in _few_rows(logits):
+        total = torch.logsumexp(rows, dim=-1, keepdim=True)
+        _check_logits(total)
+        rows -= total
+    return logits
+
+
+def _check_logits(values: Tensor) -> None:
+    if not torch.isfinite(values).all():
+        raise NonFinite(
+            "the logits hold NaN or infinity, although K and V do not",
+            hint="the model itself overflows behind its attention layers (are the weights intact?)",
+        )
+
+
+class EmbeddedSession:
+    """See engines.base.Session."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        arm: Arm,
+        storages: tuple[LayerStorage, ...],
+        decode: Decode,
+        passes: SharedPasses,
+    ) -> None:
+        self._decode = decode
+        self._passes = passes
+        self._model = model
+        self._arm = arm
+        self._storages = storages
+
+    def applied(self) -> Applied:
+        return applied(self._storages)
+
+    @torch.inference_mode()
+    def score(self, request: ScoreRequest) -> ScoreResponse:
+        tokens = self._model.tokens([request.token_ids])
+        found = log_probs(self._logits_in_pieces(request) if self._arm.prefill_chunk else self._logits(request))
+        targets = tokens[0, request.score_from :]
+        return ScoreResponse(
+            nll=tuple((-found.gather(1, targets[:, None])[:, 0]).tolist()),
+            top1=tuple(found.argmax(dim=-1).tolist()),
+            distribution=LogProbs(found),
+        )
+
+    def _logits(self, request: ScoreRequest) -> Tensor:
+        """Of the scored positions, in one pass over the text: [S, V]. Begins where an earlier arm went another way."""
+        attention = StoringAttention(self._storages, len(request.token_ids), BY_TORCH)
+        ways = ways_of_storing(self._arm)
+        known, shared = self._passes.furthest(request.token_ids, ways)
+        with self._model.recording() as outputs, self._model.resuming(known, shared):
+            logits = self._model.logits(
+                self._model.tokens([request.token_ids]),
+                attention,
+                start=0,
+                keep=slice(request.score_from - 1, len(request.token_ids) - 1),
+            )
+        attention.check_finite()
+        self._passes.keep(request.token_ids, Pass(ways, outputs))
+        return logits[0]
+
+    def _logits_in_pieces(self, request: ScoreRequest) -> Tensor:
+        """The same with a prefill in chunks."""
+        length, scored = len(request.token_ids), slice(request.score_from - 1, len(request.token_ids) - 1)
+        tokens = self._model.tokens([request.token_ids])
+        attention = StoringAttention(self._storages, length, BY_TORCH)
+        step = self._arm.prefill_chunk or length
+        pieces = []
+        for start in range(0, length, step):
+            stop = min(start + step, length)
+            keep = slice(max(scored.start, start) - start, max(min(scored.stop, stop) - start, 0))
+            logits = self._model.logits(tokens[:, start:stop], attention, start=start, keep=keep)
+            pieces.append(logits[0])
+        attention.check_finite()
+        return torch.cat(pieces)
+
+    @torch.inference_mode()
+    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
+        lengths = {len(prompt) for prompt in prompts}
+        if len(lengths) != 1:
+            raise BadInput("prompts of different lengths in one batch", hint="time one context length at a time")
+        if "probe" in self.applied().dtypes:
+            raise PolicyNotApplied(
+                f"arm {self._arm.name!r} is a probe and cannot be timed", hint="time storable policies only"
+            )
+        length = lengths.pop()
+        attention = StoringAttention(self._storages, length + new_tokens - 1, self._decode)
+        times = [self._now()]
+        step = self._model.tokens(prompts)
+        chosen = []
+        for index in range(new_tokens):
+            start = 0 if index == 0 else length + index - 1
+            logits = self._model.logits(step, attention, start=start, keep=slice(step.shape[1] - 1, step.shape[1]))
+            step = logits[:, -1].argmax(dim=-1, keepdim=True)
+            chosen.append(step)
+            times.append(self._now())
+        attention.check_finite()
+        _check_logits(logits)
+        return Generation(
+            token_ids=tuple(tuple(row) for row in torch.cat(chosen, dim=1).tolist()),
+            ttft_s=times[1] - times[0],
+            token_s=tuple(after - before for before, after in itertools.pairwise(times[1:])),
+            held_bytes=attention.held_bytes,
+            held_tokens=attention.seen,
+        )
+
+    def _now(self) -> float:
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+        return time.perf_counter()

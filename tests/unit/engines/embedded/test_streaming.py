@@ -1,0 +1,171 @@
+"""Layers streamed from disk: the same bits as in memory, within a bound, and what cannot be streamed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kvtriage.engines.base import Arm
+from kvtriage.engines.embedded import bounded
+from kvtriage.engines.embedded.bounded import bound_for, open_bounded_engine
+from kvtriage.engines.embedded.engine import open_engine
+from kvtriage.errors import KvtriageError, ModelError, StudyError, UnsupportedModel
+from kvtriage.fp8.scales import fit_scales
+from kvtriage.kvcache.policy import CachePolicy, Scaling
+from kvtriage.kvcache.spec import CacheSpec
+from tests.unit.engines import tiny
+
+FAMILIES = {"llama": tiny.llama, "gemma3": tiny.gemma3, "gemma2": tiny.gemma2, "gpt_oss": tiny.gpt_oss}
+EDGES = (0, 8, 24)
+AMPLE = 64 << 30
+PROMPTS = [*(tiny.prompt(40, seed=seed) for seed in range(4)), tiny.prompt(30, seed=9)]
+
+
+def quiet(_done: int, _total: int) -> None:
+    """Nobody is watching."""
+
+
+def saved(tmp_path: Path, family: Callable[..., Any] = tiny.llama) -> tuple[Path, CacheSpec]:
+    return tmp_path, tiny.save(family(), tmp_path)
+
+
+def rename(folder: Path, new_name: Callable[[str], str | None]) -> None:
+    """Write the weights again, under other names; without those that get none."""
+    file = folder / "model.safetensors"
+    named = {new_name(name): tensor for name, tensor in load_file(file).items()}
+    save_file({name: tensor for name, tensor in named.items() if name is not None}, file)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_streamed_is_in_memory_to_the_bit(family: Callable[..., Any], tmp_path: Path) -> None:
+    folder, spec = saved(tmp_path, family)
+    with open_engine(folder, spec, numerics="storage", device="cpu", threads=1) as engine:
+        want = engine.observe(PROMPTS, EDGES, quiet)
+        scales = [fit_scales(want, spec, Scaling.PER_HEAD)]
+        want_shares = engine.check_scales(PROMPTS, scales, quiet)
+    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
+        got = engine.observe(PROMPTS, EDGES, quiet)
+        assert engine.check_scales(PROMPTS, scales, quiet) == want_shares
+    assert got.tokens == want.tokens
+    assert got.tensors.keys() == want.tensors.keys()
+    for key, seen in want.tensors.items():
+        for field in ("amax", "exponents", "zeros", "amax_by_position", "mantissa_sse"):
+            np.testing.assert_array_equal(getattr(got.tensors[key], field), getattr(seen, field))
+
+
+def test_only_one_layer_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    folder, spec = saved(tmp_path)
+    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
+        layers = engine._model.model.decoder_layers
+        held = []
+
+        def count(_done: int, _total: int) -> None:
+            held.append(sum(any(not p.is_meta for p in layer.parameters()) for layer in layers))
+
+        engine.observe(PROMPTS, EDGES, count)
+        assert set(held) == {0}, "a layer is forgotten before the next is read"
+        assert len(held) == 1 + 2 * spec.num_layers, "texts of one length go together"
+        head = engine._model.model._model.lm_head
+        assert head.weight.is_meta
+
+
+def test_a_tight_bound_sends_fewer_texts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, spec = saved(tmp_path)
+    monkeypatch.setattr(bounded, "_most_resident_bytes", lambda: 0)
+    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
+        most = engine._texts_at_once(40)
+    assert most > len(PROMPTS)
+    with (
+        pytest.raises(StudyError, match="are not enough: one layer and one text of 40 tokens need") as caught,
+        open_bounded_engine(folder, spec, bound_bytes=1, device="cpu", threads=1) as engine,
+    ):
+        engine.observe(PROMPTS, EDGES, quiet)
+    assert "--memory-bound" in caught.value.hint
+
+
+def test_a_streamed_model_only_calibrates(tmp_path: Path) -> None:
+    folder, spec = saved(tmp_path)
+    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
+        with pytest.raises(StudyError, match="can be calibrated here and nothing else"):
+            engine.open(Arm("bf16", CachePolicy.native(spec.num_layers)))
+        with pytest.raises(StudyError, match="can be calibrated here and nothing else"):
+            engine.probe([], [], quiet)
+        assert "layers streamed" in engine.info().backend
+
+
+def test_names_may_have_any_prefix(tmp_path: Path) -> None:
+    folder, spec = saved(tmp_path)
+    rename(folder, lambda name: f"language_model.{name}")
+    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
+        assert engine.observe(PROMPTS[:1], EDGES, quiet).tokens == 40
+
+
+def _other_names(folder: Path) -> None:
+    rename(folder, lambda name: name.replace("q_proj", "wq"))
+
+
+def _one_shape_off(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.1.self_attn.k_proj.weight"] = torch.zeros(3, 3)
+    save_file(tensors, file)
+
+
+def _cut_short(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _quantised(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8"}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(("break_it", "error", "says"), [
+    (_other_names, UnsupportedModel, "does not name its weights as the model does"),
+    (_one_shape_off, ModelError, r"has the shape \[3, 3\] in the weights"),
+    (_cut_short, ModelError, "cannot read which weights"),
+    (_quantised, UnsupportedModel, "the weights are quantised"),
+])  # fmt: skip
+def test_what_cannot_be_streamed_is_refused(
+    break_it: Callable[[Path], None], error: type[KvtriageError], says: str, tmp_path: Path
+) -> None:
+    folder, spec = saved(tmp_path)
+    break_it(folder)
+    with (
+        pytest.raises(error, match=says),
+        open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine,
+    ):
+        engine.observe(PROMPTS[:1], EDGES, quiet)
+
+
+def test_an_index_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    folder, spec = saved(tmp_path / "model")
+    names = list(load_file(folder / "model.safetensors"))
+    (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    index = {"weight_map": dict.fromkeys(names, "../outside.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with (
+        pytest.raises(ModelError, match="cannot read"),
+        open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine,
+    ):
+        engine.observe(PROMPTS[:1], EDGES, quiet)
+
+
+@pytest.mark.parametrize(("free", "streams"), [(1, True), (AMPLE, False), (None, False)])
+def test_a_model_streams_where_it_does_not_fit(
+    free: int | None, streams: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = saved(tmp_path)
+    monkeypatch.setattr(bounded, "_available_bytes", lambda: free)
+    assert (bound_for(folder, torch.device("cpu")) is not None) is streams
+    assert bound_for(folder, torch.device("cuda")) is None
