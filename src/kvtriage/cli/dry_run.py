@@ -30,7 +30,7 @@ from kvtriage.stages.diagnose import count_probes
 from kvtriage.stages.measuring import shapes_to_time
 from kvtriage.units import format_seconds, format_tokens
 
-__all__ = ["Serving", "print_dry_run"]
+__all__ = ["Serving", "measure_speed", "print_dry_run"]
 
 _DECODED = 5
 """Tokens of the generation whose decode steps are timed."""
@@ -72,7 +72,7 @@ def print_dry_run(
             else _Row(arm.name, f"{arm.label} (is {arm.same_as})", ArmCost(0, 0))
             for arm in design_arms(subject.plan, scales, sensitivities, info)
         ]
-    speed = _measure_speed(subject, engine) if speed is None else speed
+    speed = measure_speed(subject, engine) if speed is None else speed
     click.echo(_render(rows, speed))
     if isinstance(engine, Serving):
         arms = _known_arms(subject, scales, sensitivities, info)
@@ -158,7 +158,7 @@ def _render(rows: list[_Row], speed: Speed) -> str:
     )
 
 
-def _measure_speed(subject: Subject, engine: Engine) -> Speed:
+def measure_speed(subject: Subject, engine: Engine) -> Speed:
     """The shortest and the longest item scored, and a few tokens decoded, once a first generation has warmed up.
 
     Both, because a short text pays more for each of its tokens.

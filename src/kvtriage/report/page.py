@@ -14,6 +14,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from kvtriage.records.case import Evidence, Plan, ScaleRecord, Sensitivities, Trial, Verdict
+from kvtriage.records.frontier import Frontier
 from kvtriage.report.arms import layer_ranges, style_of
 from kvtriage.report.charts.svg import to_markup
 from kvtriage.report.figures import FIGURES
@@ -59,12 +60,13 @@ def render_report(
     evidence: Evidence,
     trials: Sequence[Trial],
     verdict: Verdict,
+    frontier: Frontier | None = None,
 ) -> str:
     """One HTML document, from the records alone. Opens without network or server.
 
     Its content security policy lets nothing load and only the copy button's script run.
     """
-    view = CaseView(plan, scales, sensitivities, evidence, tuple(trials), verdict)
+    view = CaseView(plan, scales, sensitivities, evidence, tuple(trials), verdict, frontier)
     figures = {name: draw(view) for name, draw in FIGURES.items()}
     page = _environment().get_template(_TEMPLATE)
     return page.render(

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvtriage import __version__
+from kvtriage.kvcache.engine_args import EngineArgs
 from kvtriage.kvcache.server_args import vllm_args
+from kvtriage.kvcache.skip_words import find_starting_flags
+from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.case import Evidence, Plan, RepairChoice, ScaleRecord, Sensitivities, Trial, Verdict
 from kvtriage.records.values import cache_spec
 from kvtriage.stages.caveats import caveats, items_that_settle, next_step
@@ -37,7 +40,6 @@ def decide(
     """
     found = examine(plan, scales, sensitivities, evidence, trials, checkpoint)
     spec, chosen, decided = cache_spec(plan), found.leaning, found.outcome.decided
-    native_dtype = evidence.conditions.native_dtype
     return Verdict(
         kvtriage_version=__version__,
         inputs=dict(inputs),
@@ -47,7 +49,7 @@ def decide(
         rule=plan.study.rule.name,
         arm=chosen.arm.name if decided else None,
         reasons=found.reasons,
-        vllm_args=vllm_args(chosen.policy, spec, _served_model(found), native_dtype) if decided else (),
+        vllm_args=_serve_args(found, spec) if decided else (),
         headline=headline(found),
         sentences=sentences(found, spec),
         caveats=caveats(found),
@@ -55,6 +57,14 @@ def decide(
         items_needed=items_that_settle(found),
         next_step=next_step(found),
     )
+
+
+def _serve_args(found: Findings, spec: CacheSpec) -> tuple[str, ...]:
+    """The arguments, and the flag without which the engine refuses a set of layers like this one."""
+    policy, native_dtype = found.leaning.policy, found.evidence.conditions.native_dtype
+    flags = () if policy.is_native else find_starting_flags(spec, policy.skip_layers, EngineArgs())
+    needed = tuple(flag for flag in flags if flag.startswith("--"))[:1]
+    return (*vllm_args(policy, spec, _served_model(found), native_dtype), *needed)
 
 
 def _served_model(found: Findings) -> str | None:
