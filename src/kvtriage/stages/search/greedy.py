@@ -136,7 +136,8 @@ class Hunt:
     def grow(self, *, until: float | None = None, most_moves: int | None = None) -> list[Layers]:
         """Add the best move to FP8 everywhere until the margin is kept, or the mean damage is down to `until`.
 
-        Returns every set on the way.
+        Down to `until` the way is shown and not decided on: what single layers win alone is believed. Returns every
+        set on the way.
         """
         way: list[Layers] = [frozenset()]
         for _ in range(len(self.layers) if most_moves is None else most_moves):
@@ -144,7 +145,7 @@ class Hunt:
             judged = self.judged.get(way[-1])
             if judged is not None and (judged.keeps if until is None else judged.mean <= until):
                 return way
-            added = self._best_move(way[-1])
+            added = self._best_move(way[-1], thorough=until is None)
             if added is None:
                 return way
             way.append(way[-1] | added)
@@ -153,14 +154,14 @@ class Hunt:
 
     # --- growth -------------------------------------------------------------------------
 
-    def _best_move(self, state: Layers) -> Layers | None:
+    def _best_move(self, state: Layers, *, thorough: bool) -> Layers | None:
         moves = self._moves(state)
         if not moves:
             return None
         level = self.screen([state])[0]
         explained = sum(self._gain[layer] for layer in self.layers - state) >= _UNEXPLAINED * level
-        wins = self._measure_moves(state, level, moves, len(moves) if not explained else _SHORTLIST)
-        if max(wins.values()) <= _PLATEAU * level:
+        wins = self._measure_moves(state, level, moves, len(moves) if thorough and not explained else _SHORTLIST)
+        if thorough and max(wins.values()) <= _PLATEAU * level:
             likely = ranking({layer: self.isolated.get(layer, 0.0) for layer in self.layers - state})[: _SHORTLIST + 1]
             pairs = [frozenset(pair) for pair in itertools.combinations(likely, 2)]
             wins |= self._win(state, level, [pair for pair in pairs if self.price(state | pair) is not None])

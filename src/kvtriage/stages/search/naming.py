@@ -29,7 +29,7 @@ def name_sets(choice: Choice, spec: CacheSpec, isolated: Mapping[int, float]) ->
     if everywhere is not None:
         hunt.grow(until=everywhere.mean / 2, most_moves=_MOST_MOVES)
     names: dict[Layers, list[str]] = {}
-    for skip, name in named:
+    for skip, name in dict.fromkeys(named):
         if skip in hunt.judged:
             names.setdefault(skip, []).append(name)
     points = [
