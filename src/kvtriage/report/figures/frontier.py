@@ -21,7 +21,7 @@ def draw_frontier(view: CaseView) -> Figure | Absent:
     """KL on the evaluation texts over the bytes that a sequence holds, and a table of all sets shown."""
     frontier = view.frontier
     if frontier is None:
-        return Absent(_QUESTION, "No search was made for this case.")
+        return Absent(_QUESTION, "No search was made for this case: kvtriage run with --search makes one.")
     return Figure(
         question=_QUESTION,
         answer=_answer(view, frontier),
@@ -124,7 +124,8 @@ def _answer(view: CaseView, frontier: Frontier) -> str:
     found = next((row for row in frontier.rows if _FOUND in row.names), None)
     if found is None:
         return f"{frontier.explanation[:1].upper()}{frontier.explanation[1:]}."
-    layers = f"layers {layer_ranges(found.skip_layers)} in BF16" if found.skip_layers else "FP8 in every layer"
+    word = "layers" if len(found.skip_layers) > 1 else "layer"
+    layers = f"{word} {layer_ranges(found.skip_layers)} in BF16" if found.skip_layers else "FP8 in every layer"
     kept = {"met": "keeps", "unmet": "does not keep"}.get(found.kl_status, "may keep")
     return (
         f"The cheapest set found is {layers}: BF16 holds {times(found.bytes_ratio)} its bytes, and on text that had no "

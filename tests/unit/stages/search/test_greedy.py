@@ -6,9 +6,9 @@ from statistics import fmean
 
 import pytest
 
+from bench.skip_sets import DamageModel, random_model
 from kvtriage.stages.search.prices import Layers
 from kvtriage.stages.search.rivals import ranking, worst_layers
-from tests.unit.stages.search.damage_models import DamageModel, random_model
 
 
 def cheapest(model: DamageModel, *groups: Layers) -> Layers:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from kvtriage.kvcache.allocator import Capacity
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
 from kvtriage.kvcache.policy import CachePolicy, Scaling
-from kvtriage.kvcache.allocator import Capacity
 from kvtriage.records.study import Rule
 from kvtriage.stages.search.prices import Pricing
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, uniform

@@ -150,7 +150,7 @@ def test_lines_of_other_conditions_or_texts_are_refused() -> None:
     first = cast(SetTrial, job.lines[0])
     with pytest.raises(CaseError, match="other conditions"):
         job.run([msgspec.structs.replace(first, conditions="others")])
-    with pytest.raises(CaseError, match="line 1 of search.jsonl"):
+    with pytest.raises(CaseError, match=r"line 1 of search\.jsonl"):
         job.run([msgspec.structs.replace(first, items=("a text of mine",) * len(first.items))])
 
 
