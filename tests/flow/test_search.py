@@ -94,6 +94,13 @@ def test_the_verb_alone_prints_the_table(begun: list[str], tmp_path: Path, capsy
     assert json.loads(capsys.readouterr().out)["found"] == [2]
 
 
+def test_a_dry_run_counts_the_search_when_it_is_asked_for(begun: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*begun, "--dry-run", "--search", "--speed", "1000,10"], wiring()) == 0
+    assert "sets of layers in BF16, at most" in capsys.readouterr().out
+    assert main([*begun, "--dry-run", "--speed", "1000,10"], wiring()) == 0
+    assert "sets of layers in BF16, at most" not in capsys.readouterr().out
+
+
 def test_a_stopped_search_goes_on(begun: list[str], tmp_path: Path) -> None:
     case = tmp_path / "case"
     assert main([*begun, "--until", "diagnose"], wiring()) == 0

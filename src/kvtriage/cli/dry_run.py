@@ -28,6 +28,7 @@ from kvtriage.stages.ablate import ArmCost, cost_arm, design_arms
 from kvtriage.stages.arms import build_arm
 from kvtriage.stages.diagnose import count_probes
 from kvtriage.stages.measuring import shapes_to_time
+from kvtriage.stages.search import cost_search
 from kvtriage.units import format_seconds, format_tokens
 
 __all__ = ["Serving", "measure_speed", "print_dry_run"]
@@ -182,6 +183,9 @@ def _stages_before(subject: Subject) -> Iterator[_Row]:
     # Every probe, and BF16 to hold them against; an engine may share work among the probes.
     probed = (1 + count_probes(subject.spec)) * study.probe_items * study.probe_tokens
     yield _Row("diagnose", "FP8 in each layer, head and type alone, at most", ArmCost(probed, 0))
+    if study.search:
+        searched = cost_search(subject.plan, split, subject.items, subject.spec)
+        yield _Row("search", "sets of layers in BF16, at most", ArmCost(searched.read_tokens, 0))
 
 
 def _arms_at_most(subject: Subject, info: EngineInfo) -> Iterator[_Row]:

@@ -76,7 +76,7 @@ def _set(layers: tuple[int, ...]) -> str:
 
 def _beside(row: SetRow, frontier: Frontier) -> str:
     """Bytes and drift against the chosen set's; what cannot be told apart is a tie."""
-    found = next((other for other in frontier.rows if "found" in other.names), None)
+    found = frontier.found_row
     if found is None or row is found or row.beside_found is None:
         return ""
     return f"{_more(row.held_bytes, found.held_bytes)}, {_drifts(row)}"

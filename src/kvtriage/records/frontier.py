@@ -109,3 +109,8 @@ class Frontier(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     claim_texts: tuple[str, ...]
     notes: tuple[str, ...] = ()
     peak_bytes: int = 0
+
+    @property
+    def found_row(self) -> SetRow | None:
+        """None where nothing was found."""
+        return next((row for row in self.rows if row.skip_layers == self.found), None)

@@ -89,7 +89,7 @@ def test_one_set_alone_can_be_drawn() -> None:
 
 
 def test_nothing_found_is_said() -> None:
-    rows = tuple(msgspec.structs.replace(row, names=(), beside_found=None) for row in FRONTIER.rows)
+    rows = tuple(msgspec.structs.replace(row, beside_found=None) for row in FRONTIER.rows)
     figure = drawn(msgspec.structs.replace(FRONTIER, found=None, rows=rows, explanation="no set keeps the margins"))
     assert figure.answer == "No set keeps the margins."
 

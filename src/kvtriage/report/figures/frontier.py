@@ -13,7 +13,6 @@ from kvtriage.units import format_bytes, format_tokens
 __all__ = ["draw_frontier"]
 
 _QUESTION = "Which layers have to stay in BF16 together?"
-_FOUND = "found"
 _STATUS = {"met": "kept", "unmet": "not kept"}
 
 
@@ -68,7 +67,7 @@ def _spec() -> PlaneSpec:
 
 def _series(frontier: Frontier) -> list[Series]:
     front = tuple(_point(row) for row in frontier.rows if row.on_front)
-    found = [row for row in frontier.rows if _FOUND in row.names]
+    found = [row for row in frontier.rows if row is frontier.found_row]
     others = [row for row in frontier.rows if not row.on_front and row not in found]
     series = [
         Series("others", "arm-other", "ring", points=tuple(map(_point, others)), spans=_spans(others)),
@@ -121,7 +120,7 @@ def _beside(row: SetRow) -> str:
 
 
 def _answer(view: CaseView, frontier: Frontier) -> str:
-    found = next((row for row in frontier.rows if _FOUND in row.names), None)
+    found = frontier.found_row
     if found is None:
         return f"{frontier.explanation[:1].upper()}{frontier.explanation[1:]}."
     word = "layers" if len(found.skip_layers) > 1 else "layer"

@@ -11,10 +11,10 @@ from kvtriage.stages.search.greedy import Hunt
 from kvtriage.stages.search.prices import Layers
 from kvtriage.stages.search.rivals import fixed_sets, ranking, top_name, worst_layers
 
-__all__ = ["FOUND", "name_sets"]
+__all__ = ["FOUND", "NATIVE", "name_sets"]
 
-FOUND = "found"
-_MOST_MOVES = 6
+FOUND, NATIVE = "found", "BF16 everywhere"
+_MOST_MOVES = 3
 """Of the growth that shows what it costs to halve the drift of FP8 everywhere."""
 
 
@@ -23,6 +23,7 @@ def name_sets(choice: Choice, spec: CacheSpec, isolated: Mapping[int, float]) ->
     hunt, order = choice.hunt, ranking(isolated)
     named: list[tuple[Layers, str]] = [] if choice.found is None else [(choice.found, FOUND)]
     named += [(skip, name) for name, skip in fixed_sets(spec).items()]
+    named += [(hunt.layers, NATIVE)]
     named += [(worst_layers(order, count), top_name(count)) for count in _isolated_tops(hunt, order, choice.found)]
     hunt.look_at((skip for skip, _ in named), even_if_bound=True)
     everywhere = hunt.judged.get(frozenset())

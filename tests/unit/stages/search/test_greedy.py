@@ -112,7 +112,7 @@ def test_nothing_is_inferred_once_more_bf16_was_seen_to_harm() -> None:
     hunt.look_at([frozenset({0}), frozenset({0, 1, 2})])
     hunt.look_at([frozenset({1, 2})])
     assert not hunt.inferred
-    assert hunt.best == {0}
+    assert hunt.best == frozenset({0})
 
 
 @pytest.mark.parametrize("seed", range(4))
