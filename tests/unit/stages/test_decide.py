@@ -13,6 +13,7 @@ from kvtriage.records.case import PoolTrial, Reason, RepairChoice, ScoreTrial, V
 from kvtriage.records.pairing import Trials
 from kvtriage.records.study import Rule
 from kvtriage.stages.decide import decide
+from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid
 from tests.unit.stages.verdict_cases import (
     CONDITIONS,
     HOPELESS,
@@ -610,3 +611,16 @@ def test_one_kv_head_needs_no_per_head_scales() -> None:
     verdict = replace(OFFSET_AND_UNDERFLOW, backend="triton_attn", kv_heads=1).decide()
     assert (verdict.arm, verdict.repair) == ("fp8_per_head_skip", "both")
     assert verdict.choice == RepairChoice(scaling="per_tensor", skip_layers=(3,))
+
+
+def test_a_set_that_the_engine_takes_with_a_flag_brings_it() -> None:
+    """vLLM refuses a full layer in BF16 beside sliding ones in FP8 as it starts by default."""
+    case = FakeCase(
+        spec=hybrid(),
+        study=msgspec.structs.replace(STUDY, rule=Rule(top1_margin=0.9)),
+        mantissa={2: 0.4},
+    )
+    evidence, trials = case.ablate()
+    verdict = decide(case.plan, case.calibrate(), case.diagnose(), evidence, trials, None, {})
+    assert verdict.choice == RepairChoice(scaling="unit", skip_layers=(2,))
+    assert verdict.vllm_args[-3:] == ("--kv-cache-dtype-skip-layers", "2", "--disable-hybrid-kv-cache-manager")

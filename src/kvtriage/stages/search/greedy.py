@@ -116,14 +116,14 @@ class Hunt:
     def under(self, judge: Callable[[Sequence[Layers]], Sequence[Judged]]) -> Hunt:
         """The same hunt under another judge, who judges again what was judged before."""
         again = dict(zip(self.judged, judge(tuple(self.judged)), strict=True))
-        return replace(self, judge=judge, judged=again, inferred=set())
+        return replace(self, judge=judge, judged=again)
 
-    def shortest_beginning(self, order: Sequence[int]) -> int | None:
-        """How many of `order`, from its start, it takes to keep the margin; None when all of them do not."""
+    def shortest_beginning(self, order: Sequence[int]) -> None:
+        """Judge beginnings of `order` until the shortest that keeps the margin is among them, if there is one."""
         low, high = 0, 1
         while not self._kept_after_looking(worst_layers(order, high)):
             if high >= len(order):
-                return None
+                return
             low, high = high, min(2 * high, len(order))
         while high - low > 1:
             middle = (low + high) // 2
@@ -131,26 +131,23 @@ class Hunt:
                 high = middle
             else:
                 low = middle
-        return high
 
-    def grow(self, *, until: float | None = None, most_moves: int | None = None) -> list[Layers]:
+    def grow(self, *, until: float | None = None, most_moves: int | None = None) -> None:
         """Add the best move to FP8 everywhere until the margin is kept, or the mean damage is down to `until`.
 
-        Down to `until` the way is shown and not decided on: what single layers win alone is believed. Returns every
-        set on the way.
+        Down to `until` the way is shown and not decided on: what single layers win alone is believed.
         """
-        way: list[Layers] = [frozenset()]
+        state: Layers = frozenset()
         for _ in range(len(self.layers) if most_moves is None else most_moves):
-            self.look_at(way[-1:], even_if_bound=until is not None)
-            judged = self.judged.get(way[-1])
+            self.look_at([state], even_if_bound=until is not None)
+            judged = self.judged.get(state)
             if judged is not None and (judged.keeps if until is None else judged.mean <= until):
-                return way
-            added = self._best_move(way[-1], thorough=until is None)
+                return
+            added = self._best_move(state, thorough=until is None)
             if added is None:
-                return way
-            way.append(way[-1] | added)
-        self.look_at(way[-1:], even_if_bound=until is not None)
-        return way
+                return
+            state |= added
+        self.look_at([state], even_if_bound=until is not None)
 
     # --- growth -------------------------------------------------------------------------
 

@@ -32,10 +32,11 @@ def fixed_sets(spec: CacheSpec) -> Mapping[str, Layers]:
 
 
 def isolated_damage(sensitivities: Sensitivities, scaling: Scaling) -> dict[int, float]:
-    """Mean KL of each layer alone in FP8 under `scaling`, as diagnose measured it."""
-    return {
-        row.layers[0]: fmean(row.kl) for row in sensitivities.layer_probes if row.format == f"fp8:{scaling}" and row.kl
-    }
+    """Mean KL of each layer alone in FP8 under `scaling`, as diagnose measured it; at scale 1 where it did not."""
+    by_format: dict[str, dict[int, float]] = {}
+    for row in sensitivities.layer_probes:
+        by_format.setdefault(row.format, {})[row.layers[0]] = fmean(row.kl)
+    return by_format.get(f"fp8:{scaling}") or by_format[f"fp8:{Scaling.UNIT}"]
 
 
 def ranking(damage: Mapping[int, float]) -> tuple[int, ...]:

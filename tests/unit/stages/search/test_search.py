@@ -197,3 +197,12 @@ def test_the_cost_is_said_before() -> None:
     frontier = job.run()
     assert frontier.measured_sets <= cost.sets
     assert len(frontier.verified) <= cost.verified
+
+
+def test_layers_probed_at_scale_1_alone_are_ranked_by_that() -> None:
+    """The study's backend takes scales per head, and the engine that searches does not."""
+    case = FakeCase(spec=uniform(), study=LENIENT, mantissa={2: 0.2})
+    job = searched(case)
+    case.engine.per_head_scales = False
+    frontier = job.run()
+    assert (frontier.scaling, frontier.found) == ("per_tensor", (2,))
