@@ -91,7 +91,7 @@ class Frontier(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     found: tuple[int, ...] | None
     status: str
     """'met': all margins hold on the choosing texts; 'cannot_tell': none was shown to hold, and this one is not shown
-    to fail; 'unverified': the engine answers for named arms alone, so that KL is all that was looked at;
+    to fail; 'unverified': no server that could show it is to be had, so that KL is all that was looked at;
     'none': there is none."""
     explanation: str
     rows: tuple[SetRow, ...]

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from kvtriage.kvcache.allocator import Backend, Capacity, HybridManager, Layout
-from kvtriage.kvcache.engine_args import EngineArgs, reserve, serving_limits
+from kvtriage.kvcache.allocator import (
+    Backend,
+    HybridManager,
+    LayerStack,
+    Layout,
+    ServingLimits,
+    build_pool,
+    report_capacity,
+)
+from kvtriage.kvcache.allocator.refusal import EngineRefused
+from kvtriage.kvcache.engine_args import EngineArgs, layer_stack, pool_settings, serving_limits
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.prices.held import blocks_in_steady_decode
 from kvtriage.kvcache.skip_words import BLOCKS_OUTERMOST, WITHOUT_HYBRID_MANAGER
@@ -37,33 +46,42 @@ class SetPrice:
 
 
 @dataclass(frozen=True)
+class _Way:
+    """One way to start the server: its flags, and what they make of the model's layers."""
+
+    flags: tuple[str, ...]
+    args: EngineArgs
+    stack: LayerStack
+    limits: ServingLimits
+    requests: tuple[tuple[ServingLimits, int, float], ...]
+    """Of each length of the workload: its limits, the length in tokens, its share of the traffic."""
+
+
+@dataclass(frozen=True)
 class Pricing:
     """One server, one workload; any set. `of` reads both from the plan."""
 
     spec: CacheSpec
     scaling: Scaling
-    args: EngineArgs
-    workload: tuple[tuple[int, float], ...]
-    """(context length in tokens, its share of the traffic)."""
-    memory_bytes: int
+    max_model_len: int
+    """Tokens that the server is started for."""
+    ways: tuple[_Way, ...]
+    """The plain one first, then those with one flag."""
+    takes_fp8: bool
+    """Whether the engine serves this model with an FP8 cache at all."""
 
     @classmethod
     def of(cls, plan: Plan, scaling: Scaling) -> Pricing:
         """A server for the model's whole context, or for the longest bucket where the memory has no room for that."""
-        study, spec = plan.study, cache_spec(plan)
-        weights = study.rule.context_weights or (1.0,) * len(study.buckets)
-        shares = tuple(weight / sum(weights) for weight in weights)
-        known = {backend.value.lower(): backend for backend in Backend}
-        args = EngineArgs(attention_backend=known.get(study.backend, Backend.FLASH_ATTN))
-        pricing = cls(spec, scaling, args, tuple(zip(study.buckets, shares, strict=True)), study.memory_bytes)
-        if pricing.price(frozenset(range(spec.num_layers))) is None:
-            return replace(pricing, args=replace(args, max_model_len=max(study.buckets)))
+        spec = cache_spec(plan)
+        findings = check_support(spec, CachePolicy.fp8(spec.num_layers, scaling), None)
+        takes_fp8 = all(finding.severity is not Severity.REFUSED for finding in findings)
+        for length in (spec.max_model_len, max(plan.study.buckets)):
+            ways = tuple(_way(plan, spec, flags, args) for flags, args in _starts(plan, length))
+            pricing = cls(spec, scaling, length, ways, takes_fp8)
+            if pricing.price(frozenset(range(spec.num_layers))) is not None:
+                break
         return pricing
-
-    @property
-    def max_model_len(self) -> int:
-        """Tokens that the server is started for."""
-        return self.args.max_model_len or self.spec.max_model_len
 
     def policy(self, skip: Iterable[int]) -> CachePolicy:
         return CachePolicy.fp8(self.spec.num_layers, self.scaling, skip)
@@ -71,24 +89,43 @@ class Pricing:
     def price(self, skip: Layers) -> SetPrice | None:
         """None when the engine refuses the set whatever the flags. A set that it takes as it is needs none."""
         policy = self.policy(skip)
-        if any(finding.severity is Severity.REFUSED for finding in check_support(self.spec, policy, None)):
+        if not (policy.is_native or self.takes_fp8):
             return None
-        plain = self._price_with(policy, self.args, ())
-        if plain is not None:
-            return plain
-        flagged = (
-            self._price_with(policy, replace(self.args, hybrid_manager=HybridManager.OFF), (WITHOUT_HYBRID_MANAGER,)),
-            self._price_with(policy, replace(self.args, layout=Layout.BLHNC), (BLOCKS_OUTERMOST,)),
-        )
-        return min((price for price in flagged if price is not None), default=None)
+        plain, *flagged = self.ways
+        price = self._price(policy, plain)
+        if price is not None:
+            return price
+        return min((price for way in flagged if (price := self._price(policy, way)) is not None), default=None)
 
-    def _price_with(self, policy: CachePolicy, args: EngineArgs, flags: tuple[str, ...]) -> SetPrice | None:
-        capacity = reserve(self.spec, policy, args, self.memory_bytes)
-        if not isinstance(capacity, Capacity) or capacity.breaks is not None:
+    def _price(self, policy: CachePolicy, way: _Way) -> SetPrice | None:
+        try:
+            pool = build_pool(way.stack, pool_settings(self.spec, policy, way.args))
+            capacity = report_capacity(pool, way.limits)
+        except EngineRefused:
             return None
-        held = 0.0
-        for context_len, share in self.workload:
-            limits = serving_limits(self.spec, replace(args, max_model_len=context_len), self.memory_bytes)
-            blocks = blocks_in_steady_decode(capacity.pool, limits, context_len)
-            held += share * blocks * capacity.pool.bytes_per_block
-        return SetPrice(held, -capacity.reported_tokens, flags)
+        if capacity.breaks is not None:
+            return None
+        held = sum(
+            share * blocks_in_steady_decode(pool, limits, length) * pool.bytes_per_block
+            for limits, length, share in way.requests
+        )
+        return SetPrice(held, -capacity.reported_tokens, way.flags)
+
+
+def _starts(plan: Plan, max_model_len: int) -> Iterator[tuple[tuple[str, ...], EngineArgs]]:
+    known = {backend.value.lower(): backend for backend in Backend}
+    backend = known.get(plan.study.backend, Backend.FLASH_ATTN)
+    args = EngineArgs(attention_backend=backend, max_model_len=max_model_len)
+    yield (), args
+    yield (WITHOUT_HYBRID_MANAGER,), replace(args, hybrid_manager=HybridManager.OFF)
+    yield (BLOCKS_OUTERMOST,), replace(args, layout=Layout.BLHNC)
+
+
+def _way(plan: Plan, spec: CacheSpec, flags: tuple[str, ...], args: EngineArgs) -> _Way:
+    study = plan.study
+    weights = study.rule.context_weights or (1.0,) * len(study.buckets)
+    requests = tuple(
+        (serving_limits(spec, replace(args, max_model_len=length), study.memory_bytes), length, weight / sum(weights))
+        for length, weight in zip(study.buckets, weights, strict=True)
+    )
+    return _Way(flags, args, layer_stack(spec, args), serving_limits(spec, args, study.memory_bytes), requests)

@@ -68,10 +68,15 @@ def search(
     proving = Proving(plan, pricing, engine, info, fitted, every, split, conditions, sink, report, scored)
 
     def verify(skip: Layers) -> VerifiedSet:
-        if info.arms is None:
+        price = pricing.price(skip)
+        lacking = [flag for flag in (price.flags if price else ()) if flag not in info.server]
+        if info.arms is not None:
+            why = "the servers that run are of other arms"
+        elif lacking and engine.one_arm_at_a_time:
+            why = f"its server starts with {' '.join(lacking)} alone, and all servers are to be alike: give it to them"
+        else:
             return proving.verify(skip)
-        what = "the servers that run are of other arms"
-        return VerifiedSet(skip_layers=tuple(sorted(skip)), status=UNVERIFIED, text=what)
+        return VerifiedSet(skip_layers=tuple(sorted(skip)), status=UNVERIFIED, text=why)
 
     isolated = isolated_damage(sensitivities, scaling)
     choice = choose_set(spec, study.rule, isolated, probing, choosing, screening_items(choosing), verify)

@@ -206,3 +206,22 @@ def test_layers_probed_at_scale_1_alone_are_ranked_by_that() -> None:
     case.engine.per_head_scales = False
     frontier = job.run()
     assert (frontier.scaling, frontier.found) == ("per_tensor", (2,))
+
+
+@pytest.mark.parametrize("server", [(), ("--disable-hybrid-kv-cache-manager",)])
+def test_a_set_whose_server_needs_a_flag_waits_for_it(server: tuple[str, ...]) -> None:
+    class Served:
+        def __init__(self, case: FakeCase) -> None:
+            self._engine = case.engine
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._engine, name)
+
+        def info(self) -> object:
+            return replace(self._engine.info(), server=server)
+
+    job = searched(FakeCase(spec=hybrid(), study=LENIENT, mantissa={2: 0.4}))
+    job.case.engine.one_arm_at_a_time = True
+    frontier = job.run(engine=cast(Engine, Served(job.case)))
+    assert (frontier.found, frontier.status) == ((2,), "met" if server else "unverified")
+    assert "--disable-hybrid-kv-cache-manager" in frontier.explanation
