@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean
 
 from kvtriage.stages.search.greedy import Hunt, Judged
-from kvtriage.stages.search.prices import Layers, SetPrice
+from kvtriage.stages.set_prices import Layers, SetPrice
 
 STUDY = Path(__file__).with_suffix(".toml")
 FAULTS = ("none", "v_offset", "range_and_mantissa", "v_underflow")

@@ -25,7 +25,7 @@ def render_verdict(verdict: Verdict, plan: Plan) -> str:
         f"next     {verdict.next_step}",
     ]
     if verdict.vllm_args:
-        lines += ["", shlex.join(["vllm", "serve", *verdict.vllm_args])]
+        lines += ["", shlex.join([*verdict.server_env, "vllm", "serve", *verdict.vllm_args])]
     return "\n".join(lines)
 
 

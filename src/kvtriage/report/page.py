@@ -78,7 +78,7 @@ def render_report(
         script=Markup(_COPY_SCRIPT),
         script_hash=base64.b64encode(hashlib.sha256(_COPY_SCRIPT.encode()).digest()).decode(),
         figures=figures,
-        command=serve_command(verdict.vllm_args) if verdict.choice is not None else "",
+        command=serve_command(verdict.vllm_args, verdict.server_env) if verdict.choice is not None else "",
         choice=_describe_choice(view),
         excluded=_is_excluded(verdict),
         tiles=_tiles(view),
@@ -95,9 +95,9 @@ def render_report(
     )
 
 
-def serve_command(vllm_args: Sequence[str]) -> str:
-    """A command for a POSIX shell, one flag a line."""
-    lines = ["vllm serve"]
+def serve_command(vllm_args: Sequence[str], server_env: Sequence[str] = ()) -> str:
+    """A command for a POSIX shell, one flag a line; what the environment has to hold comes before it."""
+    lines = [" ".join([*map(shlex.quote, server_env), "vllm serve"])]
     for argument in vllm_args:
         if argument.startswith("--"):
             lines.append(f"  {shlex.quote(argument)}")

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvtriage import __version__
-from kvtriage.kvcache.engine_args import EngineArgs
+from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.server_args import vllm_args
-from kvtriage.kvcache.skip_words import find_starting_flags
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.case import Evidence, Plan, RepairChoice, ScaleRecord, Sensitivities, Trial, Verdict
 from kvtriage.records.values import cache_spec
@@ -20,6 +19,7 @@ from kvtriage.stages.caveats import caveats, items_that_settle, next_step
 from kvtriage.stages.diagnosis import headline, sentences
 from kvtriage.stages.examine import examine
 from kvtriage.stages.findings import Findings
+from kvtriage.stages.set_prices import Pricing
 
 __all__ = ["decide"]
 
@@ -50,6 +50,7 @@ def decide(
         arm=chosen.arm.name if decided else None,
         reasons=found.reasons,
         vllm_args=_serve_args(found, spec) if decided else (),
+        server_env=tuple(word for word in _needed(found) if not word.startswith("--")) if decided else (),
         headline=headline(found),
         sentences=sentences(found, spec),
         caveats=caveats(found),
@@ -59,12 +60,16 @@ def decide(
     )
 
 
+def _needed(found: Findings) -> tuple[str, ...]:
+    """Without which the engine refuses a set of layers like this one: the cheapest way to have it start."""
+    policy, plan = found.leaning.policy, found.plan
+    price = None if policy.is_native else Pricing.of(plan, Scaling.PER_TENSOR).price(frozenset(policy.skip_layers))
+    return () if price is None else price.flags
+
+
 def _serve_args(found: Findings, spec: CacheSpec) -> tuple[str, ...]:
-    """The arguments, and the flag without which the engine refuses a set of layers like this one."""
-    policy, native_dtype = found.leaning.policy, found.evidence.conditions.native_dtype
-    flags = () if policy.is_native else find_starting_flags(spec, policy.skip_layers, EngineArgs())
-    needed = tuple(flag for flag in flags if flag.startswith("--"))[:1]
-    return (*vllm_args(policy, spec, _served_model(found), native_dtype), *needed)
+    args = vllm_args(found.leaning.policy, spec, _served_model(found), found.evidence.conditions.native_dtype)
+    return (*args, *(flag for flag in _needed(found) if flag.startswith("--")))
 
 
 def _served_model(found: Findings) -> str | None:

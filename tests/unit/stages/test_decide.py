@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
+from kvtriage.cli.summary import render_verdict
 from kvtriage.errors import CaseError, EngineError, StudyError
 from kvtriage.records.case import PoolTrial, Reason, RepairChoice, ScoreTrial, Verdict
 from kvtriage.records.pairing import Trials
@@ -624,3 +626,10 @@ def test_a_set_that_the_engine_takes_with_a_flag_brings_it() -> None:
     verdict = decide(case.plan, case.calibrate(), case.diagnose(), evidence, trials, None, {})
     assert verdict.choice == RepairChoice(scaling="unit", skip_layers=(2,))
     assert verdict.vllm_args[-3:] == ("--kv-cache-dtype-skip-layers", "2", "--disable-hybrid-kv-cache-manager")
+    assert verdict.server_env == ()
+    both = replace(case, mantissa={0: 0.001, 2: 0.3, 5: 0.3})
+    evidence, trials = both.ablate()
+    verdict = decide(both.plan, both.calibrate(), both.diagnose(), evidence, trials, None, {})
+    assert verdict.choice == RepairChoice(scaling="unit", skip_layers=(2, 5))
+    assert verdict.server_env == ("VLLM_KV_CACHE_LAYOUT=BLHNC",)
+    assert shlex.join([*verdict.server_env, "vllm", "serve"]) in render_verdict(verdict, both.plan)

@@ -3,7 +3,6 @@
 Damage of single layers does not add up: two layers may be harmless one by one and not together, or
 the one repair may do for both. So sets of layers are measured, and not layers.
 
-    prices    what a set costs by the allocator, and whether the engine accepts it
     texts     which texts choose, and which are claimed on
     probing   sets measured by the engine's probes, each text once
     rivals    the sets that others would choose

@@ -10,9 +10,9 @@ from kvtriage.records.frontier import VerifiedSet
 from kvtriage.records.study import Rule
 from kvtriage.stages.reading import CANNOT_TELL, MET
 from kvtriage.stages.search.greedy import Hunt, Judged
-from kvtriage.stages.search.prices import Layers
 from kvtriage.stages.search.probing import Probing
 from kvtriage.stages.search.rivals import fixed_sets
+from kvtriage.stages.set_prices import Layers
 from kvtriage.tasks.base import TaskItem
 
 __all__ = ["MOST_VERIFIED", "UNVERIFIED", "Choice", "choose_set"]

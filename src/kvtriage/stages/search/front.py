@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from kvtriage.records.frontier import Difference, SetRow
 from kvtriage.records.study import Rule
-from kvtriage.stages.search.prices import Layers, SetPrice
 from kvtriage.stages.search.probing import Damage
+from kvtriage.stages.set_prices import Layers, SetPrice
 from kvtriage.stats import Interval
 
 __all__ = ["MOST_SHOWN", "Measured", "draw_rows", "pareto", "thin"]

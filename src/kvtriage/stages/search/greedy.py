@@ -24,8 +24,8 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kvtriage.stages.search.prices import Layers, SetPrice
 from kvtriage.stages.search.rivals import ranking, worst_layers
+from kvtriage.stages.set_prices import Layers, SetPrice
 
 __all__ = ["Hunt", "Judged"]
 

@@ -8,8 +8,8 @@ from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.stages.search.choosing import Choice
 from kvtriage.stages.search.front import Measured, pareto, thin
 from kvtriage.stages.search.greedy import Hunt
-from kvtriage.stages.search.prices import Layers
 from kvtriage.stages.search.rivals import fixed_sets, ranking, top_name, worst_layers
+from kvtriage.stages.set_prices import Layers
 
 __all__ = ["FOUND", "NATIVE", "name_sets"]
 

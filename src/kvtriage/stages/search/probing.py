@@ -14,7 +14,7 @@ from kvtriage.fp8.scales import ScaleSet
 from kvtriage.records.frontier import SearchTrial, SetTrial
 from kvtriage.stages import Reporter
 from kvtriage.stages.reading import CANNOT_TELL, MET, UNMET
-from kvtriage.stages.search.prices import Layers, Pricing
+from kvtriage.stages.set_prices import Layers, Pricing
 from kvtriage.stats import Interval, paired_interval
 from kvtriage.tasks.base import TaskItem
 

@@ -17,7 +17,7 @@ from kvtriage.stages.measuring import Measuring
 from kvtriage.stages.orders import arm_by_arm, item_by_item
 from kvtriage.stages.quality import quality_clauses
 from kvtriage.stages.reading import MET, worst
-from kvtriage.stages.search.prices import Layers, Pricing
+from kvtriage.stages.set_prices import Layers, Pricing
 from kvtriage.stages.wording import join_words, name_clause
 from kvtriage.tasks.base import TaskItem
 from kvtriage.tasks.split import Split

@@ -18,11 +18,11 @@ from kvtriage.stages.reading import CANNOT_TELL, MET
 from kvtriage.stages.search.choosing import UNVERIFIED, Choice, choose_set
 from kvtriage.stages.search.front import Measured, draw_rows
 from kvtriage.stages.search.naming import name_sets
-from kvtriage.stages.search.prices import Layers, Pricing
 from kvtriage.stages.search.probing import Probing
 from kvtriage.stages.search.proving import Proving
 from kvtriage.stages.search.rivals import isolated_damage
 from kvtriage.stages.search.texts import choosing_items, of_text, screening_items
+from kvtriage.stages.set_prices import Layers, Pricing
 from kvtriage.stages.wording import name_layers
 from kvtriage.tasks.base import TaskItem
 from kvtriage.tasks.split import Split

@@ -7,8 +7,8 @@ from statistics import fmean
 import pytest
 
 from bench.skip_sets import DamageModel, random_model
-from kvtriage.stages.search.prices import Layers
 from kvtriage.stages.search.rivals import ranking, worst_layers
+from kvtriage.stages.set_prices import Layers
 
 
 def cheapest(model: DamageModel, *groups: Layers) -> Layers:

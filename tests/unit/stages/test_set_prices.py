@@ -9,7 +9,7 @@ from kvtriage.kvcache.allocator import Capacity
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.records.study import Rule
-from kvtriage.stages.search.prices import Pricing
+from kvtriage.stages.set_prices import Pricing
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, uniform
 
 EVERYTHING = frozenset(range(6))
