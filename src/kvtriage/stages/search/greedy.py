@@ -81,8 +81,7 @@ class Hunt:
         for order in self._orders():
             self.shortest_beginning(order)
         self.grow()
-        starts = sorted(self._kept(), key=self._rank)[:2]
-        for start in starts:
+        for start in self._starts():
             self._refine(start)
         return self.best
 
@@ -215,6 +214,11 @@ class Hunt:
 
     # --- making it smaller --------------------------------------------------------------
 
+    def _starts(self) -> list[Layers]:
+        """The two cheapest sets that hold, neither within the other: pruning the larger would lead to the smaller."""
+        kept = sorted(self._kept(), key=self._rank)
+        return [*kept[:1], *[skip for skip in kept if not kept[0] <= skip][:1]]
+
     def _refine(self, state: Layers) -> None:
         for _ in range(_ROUNDS):
             pruned = self._prune(state)
@@ -227,7 +231,8 @@ class Hunt:
         waiting = [layer for layer in ranking(self._gain)[::-1] if layer in state]
         while waiting:
             block = waiting[:_SHORTLIST]
-            ways = [state - set(block), *(state - {layer} for layer in block)]
+            half = waiting[: len(waiting) // 2]
+            ways = [state - set(half), state - set(block), *(state - {layer} for layer in block)]
             self.look_at(ways)
             fitting = [way for way in ways if self._keeps(way) and self._is_cheaper(way, state)]
             if not fitting:
