@@ -3,8 +3,10 @@
     plan.json            run                nothing before it
     scales.json          calibrate          plan
     sensitivities.json   diagnose           plan, scales
+    search.jsonl         search             one line per measured set, synced as it comes
+    frontier.json        search             plan, scales, sensitivities, search.jsonl; not every case has one
     trials.jsonl         ablate             one line per trial, synced as it comes
-    evidence.json        ablate             plan, scales, sensitivities, trials
+    evidence.json        ablate             plan, scales, sensitivities, trials, and the frontier where there is one
     verdict.json         decide             all of the above
 
 One process at a time; no record is ever edited; nothing outside the folder is written. Beside
@@ -20,7 +22,7 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import filelock
 import msgspec
@@ -29,6 +31,7 @@ from kvtriage import __version__
 from kvtriage.errors import BadInput, CaseBusy, CaseError
 from kvtriage.files import refuse_unwritable_name, sha256_file, sync_folder, write_atomic, writing
 from kvtriage.records.case import SCHEMA, Evidence, Plan, ScaleRecord, Sensitivities, Trial, Verdict
+from kvtriage.records.frontier import Frontier, SearchTrial
 from kvtriage.records.study import Rule, Study
 
 __all__ = [
@@ -36,6 +39,7 @@ __all__ = [
     "CHECKPOINT_PER_TENSOR",
     "REPORT",
     "REPORT_NUMBERS",
+    "SEARCH",
     "TRIALS",
     "CaseFolder",
     "check_folder",
@@ -43,36 +47,46 @@ __all__ = [
 ]
 
 TRIALS = "trials.jsonl"
+SEARCH = "search.jsonl"
 CHECKPOINT = "checkpoint"
 CHECKPOINT_PER_TENSOR = "checkpoint-per-tensor"
 REPORT = "report.html"
 REPORT_NUMBERS = "report.json"
 _LOCK = ".lock"
 
-_Record = TypeVar("_Record", Plan, ScaleRecord, Sensitivities, Evidence, Verdict)
+_Record = TypeVar("_Record", Plan, ScaleRecord, Sensitivities, Frontier, Evidence, Verdict)
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """Where a record lies, the verb that makes it, and the files it is made from."""
+    """Where a record lies, the verb that makes it, and the files it is made from; `if_there` are those not every
+    case has."""
 
     file: str
     verb: str
     made_from: tuple[str, ...]
+    if_there: tuple[str, ...] = ()
 
 
 _KINDS: dict[type[msgspec.Struct], _Kind] = {
     Plan: _Kind("plan.json", "run", ()),
     ScaleRecord: _Kind("scales.json", "calibrate", ("plan.json",)),
     Sensitivities: _Kind("sensitivities.json", "diagnose", ("plan.json", "scales.json")),
-    Evidence: _Kind("evidence.json", "ablate", ("plan.json", "scales.json", "sensitivities.json", TRIALS)),
+    Frontier: _Kind("frontier.json", "search", ("plan.json", "scales.json", "sensitivities.json", SEARCH)),
+    Evidence: _Kind(
+        "evidence.json", "ablate", ("plan.json", "scales.json", "sensitivities.json", TRIALS), ("frontier.json",)
+    ),
     Verdict: _Kind(
-        "verdict.json", "decide", ("plan.json", "scales.json", "sensitivities.json", TRIALS, "evidence.json")
+        "verdict.json",
+        "decide",
+        ("plan.json", "scales.json", "sensitivities.json", TRIALS, "evidence.json"),
+        ("frontier.json",),
     ),
 }
 
 _OWN = frozenset(
-    {kind.file for kind in _KINDS.values()} | {TRIALS, CHECKPOINT, CHECKPOINT_PER_TENSOR, REPORT, REPORT_NUMBERS}
+    {kind.file for kind in _KINDS.values()}
+    | {TRIALS, SEARCH, CHECKPOINT, CHECKPOINT_PER_TENSOR, REPORT, REPORT_NUMBERS}
 )
 
 
@@ -222,9 +236,10 @@ class CaseFolder:
     def inputs_for(self, record: type[_Record]) -> dict[str, str]:
         """File names and SHA-256 of what this record is made from, as they stand now.
 
-        trials.jsonl is left out while it does not exist: `ablate` asks before it writes it.
+        Lines that a verb has yet to write are left out, and so is a frontier that nobody searched for.
         """
-        names = _KINDS[record].made_from
+        kind: _Kind = _KINDS[record]
+        names = (*kind.made_from, *kind.if_there)
         digests = {name: _digest(self.path / name) for name in names}
         return {name: digest for name, digest in digests.items() if digest is not None}
 
@@ -264,31 +279,37 @@ class CaseFolder:
 
         Raises CaseError with the line number for any other damage.
         """
-        file = self.path / TRIALS
+        return tuple(self._lines(TRIALS, Trial))
+
+    def searched(self) -> tuple[SearchTrial, ...]:
+        """All whole lines of search.jsonl, as `trials` reads its own."""
+        return tuple(self._lines(SEARCH, SearchTrial))
+
+    def _lines(self, name: str, line: Any) -> Iterator[Any]:
+        """Each whole line, of the type `line`."""
+        file = self.path / name
         data = _read(file)
         if data is None:
-            return ()
+            return
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             with writing(file), file.open("r+b") as handle:
                 handle.truncate(whole)
                 os.fsync(handle.fileno())
-        decoder = msgspec.json.Decoder(Trial)
-        trials = []
-        for number, line in enumerate(data[:whole].splitlines(), start=1):
+        decoder = msgspec.json.Decoder(line)
+        for number, text in enumerate(data[:whole].splitlines(), start=1):
             try:
-                trials.append(decoder.decode(line))
+                yield decoder.decode(text)
             except msgspec.DecodeError as error:
-                raise _damaged(f"line {number} of {TRIALS}", str(error)) from error
-        return tuple(trials)
+                raise _damaged(f"line {number} of {name}", str(error)) from error
 
     @contextlib.contextmanager
-    def appending(self) -> Iterator[Callable[[Trial], None]]:
-        """A sink that appends a trial, and returns when it is safe on the disk.
+    def appending(self, name: str = TRIALS) -> Iterator[Callable[[Trial | SearchTrial], None]]:
+        """A sink that appends a trial to `name`, and returns when it is safe on the disk.
 
         The sink raises StorageError when the disk is full; the file keeps its whole lines.
         """
-        file = self.path / TRIALS
+        file = self.path / name
         _is_there(file)
         with writing(file):
             handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
@@ -325,8 +346,14 @@ class CaseFolder:
             )
 
     def _check_chain(self, kind: _Kind, inputs: dict[str, str]) -> None:
-        if inputs.keys() != set(kind.made_from):
+        if inputs.keys() - set(kind.if_there) != set(kind.made_from):
             raise _damaged(kind.file, f"it names {sorted(inputs)} as its inputs, not {sorted(kind.made_from)}")
+        for name in set(kind.if_there) - inputs.keys():
+            if _is_there(self.path / name):
+                raise CaseError(
+                    f"{name} came after {kind.file}, which was made without it",
+                    hint=f"remove {self.path / name}, or start a new case folder: records are not edited",
+                )
         for name, digest in inputs.items():
             found = _digest(self.path / name)
             if found is None:

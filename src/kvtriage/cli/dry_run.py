@@ -28,9 +28,10 @@ from kvtriage.stages.ablate import ArmCost, cost_arm, design_arms
 from kvtriage.stages.arms import build_arm
 from kvtriage.stages.diagnose import count_probes
 from kvtriage.stages.measuring import shapes_to_time
+from kvtriage.stages.search import cost_search
 from kvtriage.units import format_seconds, format_tokens
 
-__all__ = ["Serving", "print_dry_run"]
+__all__ = ["Serving", "measure_speed", "print_dry_run"]
 
 _DECODED = 5
 """Tokens of the generation whose decode steps are timed."""
@@ -72,7 +73,7 @@ def print_dry_run(
             else _Row(arm.name, f"{arm.label} (is {arm.same_as})", ArmCost(0, 0))
             for arm in design_arms(subject.plan, scales, sensitivities, info)
         ]
-    speed = _measure_speed(subject, engine) if speed is None else speed
+    speed = measure_speed(subject, engine) if speed is None else speed
     click.echo(_render(rows, speed))
     if isinstance(engine, Serving):
         arms = _known_arms(subject, scales, sensitivities, info)
@@ -159,7 +160,7 @@ def _render(rows: list[_Row], speed: Speed) -> str:
     )
 
 
-def _measure_speed(subject: Subject, engine: Engine) -> Speed:
+def measure_speed(subject: Subject, engine: Engine) -> Speed:
     """The shortest and the longest item scored, and a few tokens decoded, once a first generation has warmed up.
 
     Both, because a short text pays more for each of its tokens.
@@ -183,6 +184,9 @@ def _stages_before(subject: Subject) -> Iterator[_Row]:
     # Every probe, and BF16 to hold them against; an engine may share work among the probes.
     probed = (1 + count_probes(subject.spec)) * study.probe_items * study.probe_tokens
     yield _Row("diagnose", "FP8 in each layer, head and type alone, at most", ArmCost(probed, 0))
+    if study.search:
+        searched = cost_search(subject.plan, split, subject.items, subject.spec)
+        yield _Row("search", "sets of layers in BF16, at most", ArmCost(searched.read_tokens, 0))
 
 
 def _arms_at_most(subject: Subject, info: EngineInfo) -> Iterator[_Row]:

@@ -38,6 +38,7 @@ from kvtriage.records.case import (
     Sensitivities,
     Verdict,
 )
+from kvtriage.records.frontier import Frontier
 from kvtriage.records.study import Study, check_context
 from kvtriage.records.values import scale_set
 from kvtriage.stages.ablate import ablate
@@ -48,6 +49,7 @@ from kvtriage.stages.examine import examine
 from kvtriage.stages.explain import explain
 from kvtriage.stages.orders import Across, in_turn
 from kvtriage.stages.plan import check_studied, make_plan
+from kvtriage.stages.search import adopt
 from kvtriage.tasks import TASKS
 from kvtriage.tasks.base import TaskItem
 from kvtriage.tasks.corpus import read_documents
@@ -62,6 +64,7 @@ __all__ = [
     "embedded",
     "explain_case",
     "judge_case",
+    "need_suspects",
     "open_job",
     "open_subject_engine",
     "read_subject",
@@ -70,6 +73,7 @@ __all__ = [
     "run_calibrate",
     "run_decide",
     "run_diagnose",
+    "say_there",
 ]
 
 
@@ -272,7 +276,7 @@ def run_calibrate(job: Job) -> ScaleRecord:
             record = msgspec.structs.replace(record, peak_bytes=running.peak_bytes)
         case.save(record)
     else:
-        _say_there("calibrate", "scales.json")
+        say_there("calibrate", "scales.json")
     _write_overlays(case, subject.model, record)
     return record
 
@@ -290,16 +294,21 @@ def run_diagnose(job: Job, scales: ScaleRecord) -> Sensitivities:
             record = msgspec.structs.replace(record, peak_bytes=running.peak_bytes)
         case.save(record)
     else:
-        _say_there("diagnose", "sensitivities.json")
+        say_there("diagnose", "sensitivities.json")
     return record
 
 
-def run_ablate(job: Job, scales: ScaleRecord, sensitivities: Sensitivities) -> Evidence:
+def need_suspects(case: CaseFolder) -> Sensitivities:
+    """sensitivities.json, its suspects replaced by the set in frontier.json where there is one."""
+    return adopt(case.need(Sensitivities), case.load(Frontier))
+
+
+def run_ablate(job: Job, scales: ScaleRecord) -> Evidence:
     """trials.jsonl, line by line, then evidence.json. Goes on where a killed run stopped."""
     case, subject = job.case, job.subject
     record = case.load(Evidence)
     if record is not None:
-        _say_there("ablate", "evidence.json")
+        say_there("ablate", "evidence.json")
         return record
     done = case.trials()
     if done:
@@ -311,7 +320,7 @@ def run_ablate(job: Job, scales: ScaleRecord, sensitivities: Sensitivities) -> E
         record = ablate(
             subject.plan,
             scales,
-            sensitivities,
+            need_suspects(case),
             subject.items,
             subject.split,
             engine,
@@ -344,7 +353,7 @@ def run_decide(case: CaseFolder) -> Verdict:
     """verdict.json, from the records alone."""
     there = case.load(Verdict)
     if there is not None:
-        _say_there("decide", "verdict.json")
+        say_there("decide", "verdict.json")
         return there
     with stage("decide"):
         verdict = judge_case(case, case.need(Plan))
@@ -354,7 +363,7 @@ def run_decide(case: CaseFolder) -> Verdict:
 
 def judge_case(case: CaseFolder, plan: Plan) -> Verdict:
     """The verdict by the rule of `plan`, which may be another than the case's own. Writes nothing."""
-    scales, sensitivities, evidence = case.need(ScaleRecord), case.need(Sensitivities), case.need(Evidence)
+    scales, sensitivities, evidence = case.need(ScaleRecord), need_suspects(case), case.need(Evidence)
     trials, inputs = case.trials(), case.inputs_for(Verdict)
 
     def verdict_with(checkpoint: str) -> Verdict:
@@ -370,7 +379,7 @@ def judge_case(case: CaseFolder, plan: Plan) -> Verdict:
 
 def explain_case(case: CaseFolder, plan: Plan) -> str:
     """The way to the verdict by the rule of `plan`, clause by clause."""
-    records = (case.need(ScaleRecord), case.need(Sensitivities), case.need(Evidence))
+    records = (case.need(ScaleRecord), need_suspects(case), case.need(Evidence))
     return "\n".join(explain(examine(plan, *records, case.trials(), None)))
 
 
@@ -396,5 +405,6 @@ def _write_overlays(case: CaseFolder, model: ModelFolder, record: ScaleRecord) -
             ) from error
 
 
-def _say_there(verb: str, file: str) -> None:
+def say_there(verb: str, file: str) -> None:
+    """A verb that has nothing to do says so."""
     say(f"{verb}: {file} is already there")

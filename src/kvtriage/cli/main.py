@@ -42,6 +42,7 @@ _COMMANDS = {
     "plan": ("kvtriage.cli.plan.command", "plan_command", "Price a KV cache from config.json; no weights needed."),
     "calibrate": ("kvtriage.cli.verbs", "calibrate_command", "Observe K and V, fit scales, write checkpoints."),
     "diagnose": ("kvtriage.cli.verbs", "diagnose_command", "Find the layers, heads and types that FP8 hurts."),
+    "search": ("kvtriage.cli.search", "search_command", "Find the fewest bytes that keep the margins jointly."),
     "ablate": ("kvtriage.cli.verbs", "ablate_command", "Measure BF16 and the FP8 arms against each other."),
     "decide": ("kvtriage.cli.verbs", "decide_command", "Read the rule against the evidence."),
     "report": ("kvtriage.cli.verbs", "report_command", "Draw report.html from a case folder."),

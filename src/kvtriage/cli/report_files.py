@@ -6,25 +6,28 @@ import os
 from pathlib import Path
 
 from kvtriage.cli.case import CaseFolder, open_case
+from kvtriage.cli.job import need_suspects
 from kvtriage.cli.terminal import stage
 from kvtriage.errors import CaseError
 from kvtriage.files import is_inside, write_atomic
-from kvtriage.records.case import Evidence, Plan, ScaleRecord, Sensitivities, Verdict
+from kvtriage.records.case import Evidence, Plan, ScaleRecord, Verdict
+from kvtriage.records.frontier import Frontier
 from kvtriage.report import CaseView, render_comparison, render_report
 
 __all__ = ["compare_cases", "run_report", "view_case"]
 
 
 def view_case(case: CaseFolder) -> CaseView:
-    """The six records of a finished case. Raises CaseError for what is missing."""
+    """The records of a finished case. Raises CaseError for what is missing."""
     verdict = case.need(Verdict)
     return CaseView(
         case.need(Plan),
         case.need(ScaleRecord),
-        case.need(Sensitivities),
+        need_suspects(case),
         case.need(Evidence),
         case.trials(),
         verdict,
+        case.load(Frontier),
     )
 
 

@@ -164,4 +164,4 @@ def _caveats(view: CaseView, width: int) -> Iterator[str]:
 def _command(view: CaseView, width: int) -> Iterator[str]:
     if view.verdict.vllm_args and view.verdict.choice is not None:
         yield from _heading("Serve it", width)
-        yield one_line(shlex.join(["vllm", "serve", *view.verdict.vllm_args]))
+        yield one_line(shlex.join([*view.verdict.server_env, "vllm", "serve", *view.verdict.vllm_args]))

@@ -25,6 +25,7 @@ from kvtriage.cli.job import (
 )
 from kvtriage.cli.options import Machine, machine_options
 from kvtriage.cli.report_files import run_report
+from kvtriage.cli.search import run_search
 from kvtriage.cli.servers import choose_wiring
 from kvtriage.cli.settings import Override, load_study, parse_buckets, parse_memory
 from kvtriage.cli.sources import DEMO_DATA, resolve_data, resolve_model
@@ -38,7 +39,7 @@ from kvtriage.stages.loading import no_load
 
 __all__ = ["run_command"]
 
-_VERBS = ("plan", "calibrate", "diagnose", "ablate", "decide", "report")
+_VERBS = ("plan", "calibrate", "diagnose", "search", "ablate", "decide", "report")
 
 
 @click.command("run")
@@ -66,6 +67,7 @@ _VERBS = ("plan", "calibrate", "diagnose", "ablate", "decide", "report")
 @click.option("--numerics", type=click.Choice(list(NUMERICS)), help="FP8 in storage only, or in the attention too.")
 @click.option("--memory", metavar="SIZE", callback=parse_memory, help="Cache memory to compare at.  [default: 16GiB]")
 @click.option("--quick", is_flag=True, help="A small study: enough to see the whole path, seldom to decide.")
+@click.option("--search", is_flag=True, help="Search for the set of BF16 layers instead of taking the worst ones.")
 @click.option("--until", type=click.Choice(_VERBS), default="report", help="Stop after this verb.")
 @machine_options
 @dry_run_options
@@ -83,11 +85,12 @@ def run_command(
     numerics: str | None,
     memory: int | None,
     quick: bool,
+    search: bool,
     until: str,
     dry_run: DryRun | None,
     machine: Machine,
 ) -> int:
-    """The whole job: plan, calibrate, diagnose, ablate, decide, report.
+    """The whole job: plan, calibrate, diagnose, search when asked, ablate, decide, report.
 
     MODEL is a Hugging Face folder, a hub id, demo:gemma3-270m or demo:smollm2-135m. The verdict
     goes to stdout; everything measured goes to the case folder. Stopped at any point, the same
@@ -103,6 +106,7 @@ def run_command(
         "backend": backend,
         "numerics": numerics,
         "memory_bytes": memory,
+        "search": True if search or until == "search" else None,
     }
     overrides = {key: value for key, value in given.items() if value is not None}
     study = load_study(study_file, overrides, quick=quick, rule=rule)
@@ -151,9 +155,11 @@ def _run_verbs(out: Path, subject: Subject, machine: Machine, room: Callable[[],
             if last >= _VERBS.index("calibrate"):
                 scales = run_calibrate(job)
                 if last >= _VERBS.index("diagnose"):
-                    sensitivities = run_diagnose(job, scales)
+                    run_diagnose(job, scales)
+                    if last >= _VERBS.index("search") and subject.plan.study.search:
+                        run_search(job, scales)
                     if last >= _VERBS.index("ablate"):
-                        run_ablate(job, scales, sensitivities)
+                        run_ablate(job, scales)
         if last < _VERBS.index("decide"):
             say(f"stopped after {_VERBS[last]}; the same command without --until goes on")
             return 0

@@ -31,7 +31,7 @@ def render_verdict(verdict: Verdict, plan: Plan, width: int | None = None) -> st
     )
     lines = [line for name, text in told for line in _folded(f"{name:<{_HANGING}}{one_line(text)}", width)]
     if verdict.vllm_args:
-        lines += ["", one_line(shlex.join(["vllm", "serve", *verdict.vllm_args]))]
+        lines += ["", one_line(shlex.join([*verdict.server_env, "vllm", "serve", *verdict.vllm_args]))]
     return "\n".join(lines)
 
 

@@ -16,6 +16,7 @@ from kvtriage.cli.job import (
     Wiring,
     explain_case,
     judge_case,
+    need_suspects,
     open_job,
     reread_subject,
     run_ablate,
@@ -30,7 +31,7 @@ from kvtriage.cli.rules import load_rule
 from kvtriage.cli.servers import choose_wiring
 from kvtriage.cli.summary import render_verdict
 from kvtriage.cli.terminal import columns, folding_width, say, show
-from kvtriage.records.case import Plan, ScaleRecord, Sensitivities, Verdict
+from kvtriage.records.case import Plan, ScaleRecord, Verdict
 from kvtriage.records.study import validate_study
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "decide_command",
     "diagnose_command",
     "report_command",
+    "with_job",
 ]
 
 CANNOT_TELL = 3
@@ -56,7 +58,7 @@ def calibrate_command(wiring: Callable[[], Wiring] | None, case_path: Path, mach
     Example:
       kvtriage calibrate case/
     """
-    _with_job(wiring, case_path, machine, run_calibrate)
+    with_job(wiring, case_path, machine, run_calibrate)
 
 
 @click.command("diagnose")
@@ -70,7 +72,7 @@ def diagnose_command(wiring: Callable[[], Wiring] | None, case_path: Path, machi
     Example:
       kvtriage diagnose case/
     """
-    _with_job(wiring, case_path, machine, lambda job: run_diagnose(job, job.case.need(ScaleRecord)))
+    with_job(wiring, case_path, machine, lambda job: run_diagnose(job, job.case.need(ScaleRecord)))
 
 
 @click.command("ablate")
@@ -91,21 +93,21 @@ def ablate_command(
     """
 
     def work(job: Job) -> None:
-        scales, sensitivities = job.case.need(ScaleRecord), job.case.need(Sensitivities)
+        scales = job.case.need(ScaleRecord)
         if dry_run is not None:
             print_dry_run(
                 job.subject,
                 job.engine(),
                 scales,
-                sensitivities,
+                need_suspects(job.case),
                 speed=dry_run.speed or remembered_speed(job.case.trials()),
                 servers=machine.servers,
                 requests=dry_run.requests,
             )
         else:
-            run_ablate(job, scales, sensitivities)
+            run_ablate(job, scales)
 
-    _with_job(wiring, case_path, machine, work)
+    with_job(wiring, case_path, machine, work)
 
 
 @click.command("decide")
@@ -188,7 +190,8 @@ def report_command(case_path: Path | None, text: bool, compare: tuple[Path, Path
             click.echo(run_report(case))
 
 
-def _with_job(wiring: Callable[[], Wiring] | None, path: Path, machine: Machine, work: Callable[[Job], object]) -> None:
+def with_job(wiring: Callable[[], Wiring] | None, path: Path, machine: Machine, work: Callable[[Job], object]) -> None:
+    """`work` on the case at `path`, with the engine that `machine` asks for."""
     with open_case(path, create=False) as case:
         plan = case.need(Plan)
         room = choose_wiring(wiring, machine, path, plan.study)

@@ -2,7 +2,8 @@
 
 Damage is a property of each layer, given at construction: `mantissa` is what any FP8 format
 costs there, `range_` what comes on top at unit scale, `spread` what comes on top until every
-head has a scale of its own. KL divergences add up over layers, with a small scatter by item.
+head has a scale of its own. `together` is what a group of layers costs on top while none of them is native; a
+negative cost is damage that they share. KL divergences add up, with a small scatter by item.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class FakeEngine:
     spread: Mapping[int, float] = field(default_factory=dict)
     per_head_scales: bool = True
     one_arm_at_a_time: bool = False
+    together: Mapping[frozenset[int], float] = field(default_factory=dict)
     scored: int = 0
     opened: int = 0
 
@@ -134,6 +136,8 @@ class FakeEngine:
         total = 1e-6 * (arm.prefill_chunk is not None)
         for layer, fmt in zip(self.spec.layers, arm.policy.formats, strict=True):
             total += self._layer_damage(layer, fmt)
+        stored = {index for index, fmt in enumerate(arm.policy.formats) if not isinstance(fmt, Native)}
+        total += sum(cost for group, cost in self.together.items() if group <= stored)
         return total * (1 + 0.05 * random.Random(f"{item_id}/{arm.policy.encode()}").uniform(-1, 1))
 
     def _layer_damage(self, layer: LayerSpec, fmt: Native | Fp8 | Mantissa) -> float:

@@ -17,7 +17,14 @@ from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.server_args import SLIDING_WINDOW
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
 
-__all__ = ["IgnoredWord", "SkipReading", "find_starting_flags", "read_skip_words"]
+__all__ = [
+    "BLOCKS_OUTERMOST",
+    "WITHOUT_HYBRID_MANAGER",
+    "IgnoredWord",
+    "SkipReading",
+    "find_starting_flags",
+    "read_skip_words",
+]
 
 ENOUGH_BYTES = 2**58
 ENOUGH_TOKENS = 4096

@@ -386,3 +386,5 @@ class Verdict(_Record, frozen=True):
     next_step: str
     rule: str = "strict"
     """The name of the rule that was read."""
+    server_env: tuple[str, ...] = ()
+    """NAME=VALUE that the server's environment has to hold, or it refuses to start with these layers in BF16."""

@@ -135,6 +135,8 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     memory_bytes: int = 16 * 1024**3
     """Cache memory that capacities are compared at."""
     seed: int = 0
+    search: bool = False
+    """Whether `run` searches for the cheapest set of layers in BF16 that keeps the margins jointly."""
     rule: Rule = Rule()
 
 

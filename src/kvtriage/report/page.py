@@ -87,7 +87,7 @@ def render_report(view: CaseView) -> Report:
         script=Markup(_COPY_SCRIPT),
         script_hash=base64.b64encode(hashlib.sha256(_COPY_SCRIPT.encode()).digest()).decode(),
         figures=figures,
-        command=serve_command(verdict.vllm_args) if verdict.choice is not None else "",
+        command=serve_command(verdict.vllm_args, verdict.server_env) if verdict.choice is not None else "",
         choice=describe_choice(verdict.choice, len(plan.layers)),
         excluded=_is_excluded(verdict),
         tiles=tiles,
@@ -111,9 +111,9 @@ def render_report(view: CaseView) -> Report:
     return Report(html, encode_beside(told, figures, tables))
 
 
-def serve_command(vllm_args: Sequence[str]) -> str:
-    """A command for a POSIX shell, one flag a line."""
-    lines = ["vllm serve"]
+def serve_command(vllm_args: Sequence[str], server_env: Sequence[str] = ()) -> str:
+    """A command for a POSIX shell, one flag a line; what the environment has to hold comes before it."""
+    lines = [" ".join([*map(shlex.quote, server_env), "vllm serve"])]
     for argument in vllm_args:
         if argument.startswith("--"):
             lines.append(f"  {shlex.quote(argument)}")

@@ -77,7 +77,7 @@ def render_comparison(a: CaseView, b: CaseView, names: tuple[str, str]) -> Repor
 
 
 def _command(view: CaseView) -> str:
-    return serve_command(view.verdict.vllm_args) if view.verdict.choice is not None else ""
+    return serve_command(view.verdict.vllm_args, view.verdict.server_env) if view.verdict.choice is not None else ""
 
 
 def _headline(a: CaseView, b: CaseView, difference: Difference | None) -> str:

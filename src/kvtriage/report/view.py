@@ -18,6 +18,7 @@ from kvtriage.records.case import (
     Trial,
     Verdict,
 )
+from kvtriage.records.frontier import Frontier
 from kvtriage.records.pairing import Trials, sort_trials
 from kvtriage.records.values import cache_spec
 from kvtriage.report.charts.layer_rows import LayerFrame
@@ -27,7 +28,7 @@ __all__ = ["CaseView"]
 
 @dataclass(frozen=True)
 class CaseView:
-    """The six records of a case."""
+    """The six records of a case, and the frontier where there was a search."""
 
     plan: Plan
     scales: ScaleRecord
@@ -35,6 +36,7 @@ class CaseView:
     evidence: Evidence
     trials: tuple[Trial, ...]
     verdict: Verdict
+    frontier: Frontier | None = None
 
     @cached_property
     def spec(self) -> CacheSpec:

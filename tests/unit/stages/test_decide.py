@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
+from kvtriage.cli.summary import render_verdict
 from kvtriage.errors import CaseError, EngineError, StudyError
 from kvtriage.records.case import PoolTrial, Reason, RepairChoice, ScoreTrial, Verdict
 from kvtriage.records.pairing import Trials
 from kvtriage.records.study import Rule
 from kvtriage.stages.decide import decide
+from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid
 from tests.unit.stages.verdict_cases import (
     CONDITIONS,
     HOPELESS,
@@ -659,3 +662,23 @@ def test_one_kv_head_needs_no_per_head_scales() -> None:
     verdict = replace(OFFSET_AND_UNDERFLOW, backend="triton_attn", kv_heads=1).decide()
     assert (verdict.arm, verdict.repair) == ("fp8_per_head_skip", "both")
     assert verdict.choice == RepairChoice(scaling="per_tensor", skip_layers=(3,))
+
+
+def test_a_set_that_the_engine_takes_with_a_flag_brings_it() -> None:
+    """vLLM refuses a full layer in BF16 beside sliding ones in FP8 as it starts by default."""
+    case = FakeCase(
+        spec=hybrid(),
+        study=msgspec.structs.replace(STUDY, rule=Rule(top1_margin=0.9)),
+        mantissa={2: 0.4},
+    )
+    evidence, trials = case.ablate()
+    verdict = decide(case.plan, case.calibrate(), case.diagnose(), evidence, trials, None, {})
+    assert verdict.choice == RepairChoice(scaling="unit", skip_layers=(2,))
+    assert verdict.vllm_args[-3:] == ("--kv-cache-dtype-skip-layers", "2", "--disable-hybrid-kv-cache-manager")
+    assert verdict.server_env == ()
+    both = replace(case, mantissa={0: 0.001, 2: 0.3, 5: 0.3})
+    evidence, trials = both.ablate()
+    verdict = decide(both.plan, both.calibrate(), both.diagnose(), evidence, trials, None, {})
+    assert verdict.choice == RepairChoice(scaling="unit", skip_layers=(2, 5))
+    assert verdict.server_env == ("VLLM_KV_CACHE_LAYOUT=BLHNC",)
+    assert shlex.join([*verdict.server_env, "vllm", "serve"]) in render_verdict(verdict, both.plan)

@@ -9,6 +9,7 @@ from kvtriage.report.figures.attention_types import draw_attention_types
 from kvtriage.report.figures.base import DrawFigure
 from kvtriage.report.figures.breakeven import draw_breakeven
 from kvtriage.report.figures.capacity import draw_capacity
+from kvtriage.report.figures.frontier import draw_frontier
 from kvtriage.report.figures.heads import draw_heads
 from kvtriage.report.figures.held_out import draw_held_out
 from kvtriage.report.figures.itl import draw_itl
@@ -29,6 +30,7 @@ FIGURES: Mapping[str, DrawFigure] = MappingProxyType(
         "quality": draw_quality,
         "attention_types": draw_attention_types,
         "repairable": draw_repairable,
+        "frontier": draw_frontier,
         "layers": draw_layers,
         "heads": draw_heads,
         "held_out": draw_held_out,

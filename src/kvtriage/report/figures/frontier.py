@@ -1,0 +1,134 @@
+"""Bytes against damage: the sets of layers that the search measured, and those that others would choose."""
+
+from __future__ import annotations
+
+from kvtriage.records.frontier import Frontier, SetRow
+from kvtriage.report.arms import layer_ranges
+from kvtriage.report.charts.lines import Guide, PlaneSpec, Series, draw_plane
+from kvtriage.report.figures.base import Absent, Figure, Panel, Table
+from kvtriage.report.numbers import as_set, axis_number, exact, interval, rounded, times
+from kvtriage.report.view import CaseView
+from kvtriage.units import format_bytes, format_tokens
+
+__all__ = ["draw_frontier"]
+
+_QUESTION = "Which layers have to stay in BF16 together?"
+_STATUS = {"met": "kept", "unmet": "not kept"}
+
+
+def draw_frontier(view: CaseView) -> Figure | Absent:
+    """KL on the evaluation texts over the bytes that a sequence holds, and a table of all sets shown."""
+    frontier = view.frontier
+    if frontier is None:
+        return Absent(_QUESTION, "No search was made for this case: kvtriage run with --search makes one.")
+    return Figure(
+        question=_QUESTION,
+        answer=_answer(view, frontier),
+        note="Each point is a set of layers in BF16 with all others in FP8: the bytes that a sequence holds over the "
+        "workload's lengths, and its mean KL divergence from BF16 with the interval. The line joins the front: no set "
+        "that was measured holds fewer bytes and drifts less. Sets were chosen on other texts than these, so a point "
+        "may lie a little off it.",
+        panels=(
+            Panel(
+                "Drift against bytes",
+                draw_plane(_series(frontier), _spec(), wide=False, guides=_guides(frontier)),
+                draw_plane(_series(frontier), _spec(), wide=True, guides=_guides(frontier)),
+            ),
+        ),
+        table=Table.of(
+            (
+                "set",
+                "layers in BF16",
+                "server flags",
+                "KL margin",
+                "against found",
+                "bytes a sequence",
+                "BF16 over it",
+                "engine's tokens",
+                "KL",
+                "low",
+                "high",
+            ),
+            [_row(row) for row in frontier.rows],
+            words=5,
+        ),
+    )
+
+
+def _spec() -> PlaneSpec:
+    return PlaneSpec(
+        label="KL divergence of sets of layers against the bytes that they hold",
+        x_title="bytes a sequence holds, MiB",
+        y_title="KL, nats per token",
+        x_text=axis_number,
+        y_text=axis_number,
+    )
+
+
+def _series(frontier: Frontier) -> list[Series]:
+    front = tuple(_point(row) for row in frontier.rows if row.on_front)
+    found = [row for row in frontier.rows if row is frontier.found_row]
+    others = [row for row in frontier.rows if not row.on_front and row not in found]
+    series = [
+        Series("others", "arm-other", "ring", points=tuple(map(_point, others)), spans=_spans(others)),
+        Series("front", "arm-head", "triangle", front, front, _spans([row for row in frontier.rows if row.on_front])),
+        Series("found", "arm-head-skip", "wedge", points=tuple(map(_point, found)), spans=_spans(found)),
+    ]
+    return [entry for entry in series if entry.points]
+
+
+def _guides(frontier: Frontier) -> list[Guide]:
+    """The margin, unless it is so far above every point that it would flatten them."""
+    highest = max(row.high or row.kl for row in frontier.rows)
+    margin = frontier.kl_margin
+    return [Guide(margin, f"margin {as_set(margin)}", "threshold-margin")] if margin <= 3 * highest else []
+
+
+def _point(row: SetRow) -> tuple[float, float]:
+    return row.held_bytes / 2**20, row.kl
+
+
+def _spans(rows: list[SetRow]) -> tuple[tuple[float, float, float], ...]:
+    return tuple(
+        (row.held_bytes / 2**20, row.low, row.high) for row in rows if row.low is not None and row.high is not None
+    )
+
+
+def _row(row: SetRow) -> tuple[str, ...]:
+    return (
+        ", ".join(row.names) or "front",
+        layer_ranges(row.skip_layers) or "none",
+        " ".join(row.flags),
+        _STATUS.get(row.kl_status, "can't tell"),
+        _beside(row),
+        format_bytes(round(row.held_bytes)),
+        times(row.bytes_ratio),
+        format_tokens(row.reported_tokens),
+        exact(row.kl),
+        "no interval" if row.low is None else exact(row.low),
+        "no interval" if row.high is None else exact(row.high),
+    )
+
+
+def _beside(row: SetRow) -> str:
+    beside = row.beside_found
+    if beside is None:
+        return ""
+    if beside.low is None or beside.high is None or beside.low <= 0 <= beside.high:
+        return f"no difference that can be told ({rounded(beside.mean)})"
+    return f"{rounded(beside.mean)} ({interval(beside.low, beside.high)})"
+
+
+def _answer(view: CaseView, frontier: Frontier) -> str:
+    found = frontier.found_row
+    if found is None:
+        return f"{frontier.explanation[:1].upper()}{frontier.explanation[1:]}."
+    word = "layers" if len(found.skip_layers) > 1 else "layer"
+    layers = f"{word} {layer_ranges(found.skip_layers)} in BF16" if found.skip_layers else "FP8 in every layer"
+    kept = {"met": "keeps", "unmet": "does not keep"}.get(found.kl_status, "may keep")
+    return (
+        f"The cheapest set found is {layers}: BF16 holds {times(found.bytes_ratio)} its bytes, and on text that had no "
+        f"part in the choice it {kept} the KL margin, with {rounded(found.kl)} nats per token "
+        f"({view.plan.study.rule.confidence:.0%} interval "
+        f"{'unbounded' if found.low is None or found.high is None else interval(found.low, found.high)})."
+    )
