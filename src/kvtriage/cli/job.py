@@ -145,7 +145,7 @@ def read_subject(
     tokenizer = room.load_tokenizer(folder, machine.trust_remote_code)
     documents = read_documents(data, data_source, tokenizer.render_chat)
     split = split_corpus(documents, study, tokenizer, spec.max_model_len)
-    items = tuple(item for task in TASKS.values() for item in task.items(split, study, tokenizer))
+    items = tuple(item for task in TASKS.values() for item in task.items(split, study, tokenizer, spec.windows))
     reference = ModelRef(
         source=source,
         path=str(model.path),

@@ -13,6 +13,7 @@ from kvtriage.cli.job import Subject
 from kvtriage.engines.base import Arm
 from kvtriage.errors import BadInput, EngineError
 from kvtriage.files import write_atomic
+from kvtriage.records.pairing import BASELINE
 from kvtriage.stages.measuring import WARM_UP_TOKENS, prompts_to_time, shapes_to_time
 
 __all__ = ["check_requests_file", "write_requests"]
@@ -49,8 +50,13 @@ def _rows(subject: Subject, arms: list[str], timed: list[str]) -> Iterator[dict[
     plan = subject.plan
     model, path = plan.model.path, "/v1/completions"
     for item in subject.items:
-        body = score_body(model, item.request, KL_TOP_K, _SALT)
         named = {"purpose": "score", "task": item.task, "item": item.request.item_id}
+        if item.continued:
+            # What the arms will read is not known before BF16 has written it.
+            body = stream_body(model, item.request.token_ids, item.continued, _SALT)
+            yield {**named, "purpose": "continue", "arms": [BASELINE], "path": path, "body": body}
+            continue
+        body = score_body(model, item.request, KL_TOP_K, _SALT)
         yield {**named, "arms": arms, "path": path, "body": body}
     shapes = shapes_to_time(plan)
     for purpose, shape, new_tokens in (

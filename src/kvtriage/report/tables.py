@@ -37,6 +37,7 @@ _CLAUSES = {
     "top1": "top-1 changed",
     "needle": "needle NLL",
     "found": "answers lost",
+    "generated": "KL along generated text",
     "baseline": "BF16 itself",
     "range": "range beyond the best",
     "capacity": "cache ratio",
@@ -195,9 +196,10 @@ def _reason_row(reason: Reason) -> ReasonRow:
 
 
 def _cell(cell: str) -> str:
-    """'bucket 1024' → '1,024 tokens'."""
-    tokens = cell.rpartition(" ")[2]
-    return f"{format_tokens(int(tokens))} tokens" if tokens.isdecimal() else cell
+    """'bucket 1024' → '1,024 tokens', 'recall, bucket 1024' → 'recall, 1,024 tokens'."""
+    part, comma, bucket = cell.rpartition(", ")
+    tokens = bucket.rpartition(" ")[2]
+    return f"{part}{comma}{format_tokens(int(tokens))} tokens" if tokens.isdecimal() else cell
 
 
 def _interval(reason: Reason) -> str:

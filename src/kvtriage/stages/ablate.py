@@ -38,14 +38,16 @@ class ArmCost:
 
 def cost_arm(plan: Plan, items: Sequence[TaskItem], role: str) -> ArmCost:
     """What an arm of this role costs; one that shares another's trials (`same_as`) costs nothing."""
-    scored = sum(len(item.request.token_ids) for item in items)
+    scored = sum(len(item.request.token_ids) + item.continued for item in items)
     if role not in TIMED_ROLES:
         return ArmCost(scored, 0)
+    continued = [item for item in items if item.continued and role == "baseline"]
+    read, written = sum(len(item.request.token_ids) for item in continued), sum(i.continued - 1 for i in continued)
     shapes = shapes_to_time(plan)
-    warm_up = shapes[0].batch
+    warm_up, steps = shapes[0].batch, plan.study.decode_tokens - 1
     return ArmCost(
-        scored + warm_up * shapes[0].context_len + sum(shape.batch * shape.context_len for shape in shapes),
-        warm_up * (WARM_UP_TOKENS - 1) + sum(shape.batch * (plan.study.decode_tokens - 1) for shape in shapes),
+        scored + read + warm_up * shapes[0].context_len + sum(shape.batch * shape.context_len for shape in shapes),
+        written + warm_up * (WARM_UP_TOKENS - 1) + steps * sum(shape.batch for shape in shapes),
     )
 
 

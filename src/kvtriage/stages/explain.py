@@ -24,8 +24,9 @@ _READ_FROM = {
     "kl": "kl of text",
     "nll": "nll of text less BF16's",
     "top1": "top1_changed of text",
-    "needle": "nll of needles less BF16's",
-    "found": "hit of needles against BF16's",
+    "needle": "nll of answers less BF16's",
+    "found": "hit of answers against BF16's",
+    "generated": "kl of continuations",
     "range": "kl of text less another arm's",
     "capacity": "the worksheet",
     "latency": "token_s of generations",
@@ -33,7 +34,7 @@ _READ_FROM = {
     "baseline": "BF16's own nll or hits",
 }
 _CAME_OUT = {MET: "met", UNMET: "NOT MET", CANNOT_TELL: "can't tell"}
-_COLUMNS = "  {:<9}{:<13}{:>10}  {:<21}{:>10}{:>7}{:>10}{:>9}  {:<12}{}"
+_COLUMNS = "  {:<10}{:<13}{:>10}  {:<21}{:>10}{:>7}{:>10}{:>9}  {:<12}{}"
 _HEADINGS = ("clause", "cell", "value", "interval", "threshold", "items", "p beyond", "p harm", "came out", "read from")
 
 
