@@ -5,6 +5,7 @@
     sensitivities.json   diagnose           plan, scales
     trials.jsonl         ablate             one line per trial, synced as it comes
     evidence.json        ablate             plan, scales, sensitivities, trials
+    imports.jsonl        import, lm-eval    one line per file, arm and metric; need not be there
     verdict.json         decide             all of the above
 
 One process at a time; no record is ever edited; nothing outside the folder is written. Beside
@@ -17,7 +18,7 @@ import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -29,16 +30,28 @@ from kvtriage import __version__
 from kvtriage.errors import BadInput, CaseBusy, CaseError
 from kvtriage.files import refuse_unwritable_name, sha256_file, sync_folder, write_atomic, writing
 from kvtriage.records.case import SCHEMA, Evidence, Plan, ScaleRecord, Sensitivities, Trial, Verdict
+from kvtriage.records.imported import Imported
 from kvtriage.records.study import Rule, Study
 
-__all__ = ["CHECKPOINT", "CHECKPOINT_PER_TENSOR", "REPORT", "TRIALS", "CaseFolder", "check_folder", "open_case"]
+__all__ = [
+    "CHECKPOINT",
+    "CHECKPOINT_PER_TENSOR",
+    "IMPORTS",
+    "REPORT",
+    "TRIALS",
+    "CaseFolder",
+    "check_folder",
+    "open_case",
+]
 
 TRIALS = "trials.jsonl"
+IMPORTS = "imports.jsonl"
 CHECKPOINT = "checkpoint"
 CHECKPOINT_PER_TENSOR = "checkpoint-per-tensor"
 REPORT = "report.html"
 _LOCK = ".lock"
 
+_Line = TypeVar("_Line")
 _Record = TypeVar("_Record", Plan, ScaleRecord, Sensitivities, Evidence, Verdict)
 
 
@@ -49,6 +62,8 @@ class _Kind:
     file: str
     verb: str
     made_from: tuple[str, ...]
+    made_with: tuple[str, ...] = ()
+    """Files that count where they exist."""
 
 
 _KINDS: dict[type[msgspec.Struct], _Kind] = {
@@ -57,11 +72,14 @@ _KINDS: dict[type[msgspec.Struct], _Kind] = {
     Sensitivities: _Kind("sensitivities.json", "diagnose", ("plan.json", "scales.json")),
     Evidence: _Kind("evidence.json", "ablate", ("plan.json", "scales.json", "sensitivities.json", TRIALS)),
     Verdict: _Kind(
-        "verdict.json", "decide", ("plan.json", "scales.json", "sensitivities.json", TRIALS, "evidence.json")
+        "verdict.json",
+        "decide",
+        ("plan.json", "scales.json", "sensitivities.json", TRIALS, "evidence.json"),
+        made_with=(IMPORTS,),
     ),
 }
 
-_OWN = frozenset({kind.file for kind in _KINDS.values()} | {TRIALS, CHECKPOINT, CHECKPOINT_PER_TENSOR, REPORT})
+_OWN = frozenset({kind.file for kind in _KINDS.values()} | {TRIALS, IMPORTS, CHECKPOINT, CHECKPOINT_PER_TENSOR, REPORT})
 
 
 class _Head(msgspec.Struct):
@@ -212,7 +230,7 @@ class CaseFolder:
 
         trials.jsonl is left out while it does not exist: `ablate` asks before it writes it.
         """
-        names = _KINDS[record].made_from
+        names = (*_KINDS[record].made_from, *_KINDS[record].made_with)
         digests = {name: _digest(self.path / name) for name in names}
         return {name: digest for name, digest in digests.items() if digest is not None}
 
@@ -252,23 +270,27 @@ class CaseFolder:
 
         Raises CaseError with the line number for any other damage.
         """
-        file = self.path / TRIALS
+        return tuple(self._lines(TRIALS, msgspec.json.Decoder[Trial](Trial)))
+
+    def imports(self) -> tuple[Imported, ...]:
+        """All whole lines of imports.jsonl, as `trials`."""
+        return tuple(self._lines(IMPORTS, msgspec.json.Decoder(Imported)))
+
+    def _lines(self, name: str, decoder: msgspec.json.Decoder[_Line]) -> Iterator[_Line]:
+        file = self.path / name
         data = _read(file)
         if data is None:
-            return ()
+            return
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             with writing(file), file.open("r+b") as handle:
                 handle.truncate(whole)
                 os.fsync(handle.fileno())
-        decoder = msgspec.json.Decoder(Trial)
-        trials = []
         for number, line in enumerate(data[:whole].splitlines(), start=1):
             try:
-                trials.append(decoder.decode(line))
+                yield decoder.decode(line)
             except msgspec.DecodeError as error:
-                raise _damaged(f"line {number} of {TRIALS}", str(error)) from error
-        return tuple(trials)
+                raise _damaged(f"line {number} of {name}", str(error)) from error
 
     @contextlib.contextmanager
     def appending(self) -> Iterator[Callable[[Trial], None]]:
@@ -276,14 +298,32 @@ class CaseFolder:
 
         The sink raises StorageError when the disk is full; the file keeps its whole lines.
         """
-        file = self.path / TRIALS
+        with self._appending(TRIALS) as append:
+            yield lambda trial: append(msgspec.json.encode(trial))
+
+    def add_imports(self, imports: Sequence[Imported]) -> None:
+        """Append to imports.jsonl, all lines or none.
+
+        Raises CaseError where the verdict was read without them, StorageError.
+        """
+        if _is_there(self.path / _KINDS[Verdict].file):
+            raise CaseError(
+                f"{self.path} has a verdict already, read without these results",
+                hint="remove its verdict.json, import, and run 'kvtriage decide': the same records are read again",
+            )
+        with self._appending(IMPORTS) as append:
+            append(b"\n".join(map(msgspec.json.encode, imports)))
+
+    @contextlib.contextmanager
+    def _appending(self, name: str) -> Iterator[Callable[[bytes], None]]:
+        file = self.path / name
         _is_there(file)
         with writing(file):
             handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             with writing(file):
                 sync_folder(self.path)
-            yield lambda trial: _append(file, handle, msgspec.json.encode(trial) + b"\n")
+            yield lambda line: _append(file, handle, line + b"\n")
         finally:
             os.close(handle)
 
@@ -311,7 +351,13 @@ class CaseFolder:
             )
 
     def _check_chain(self, kind: _Kind, inputs: dict[str, str]) -> None:
-        if inputs.keys() != set(kind.made_from):
+        for name in kind.made_with:
+            if name not in inputs and _is_there(self.path / name):
+                raise CaseError(
+                    f"{name} came after {kind.file}, which was made without it",
+                    hint=f"remove {kind.file}; 'kvtriage {kind.verb}' reads the records again, all of them",
+                )
+        if inputs.keys() - set(kind.made_with) != set(kind.made_from):
             raise _damaged(kind.file, f"it names {sorted(inputs)} as its inputs, not {sorted(kind.made_from)}")
         for name, digest in inputs.items():
             found = _digest(self.path / name)

@@ -42,6 +42,8 @@ _COMMANDS = {
     "diagnose": ("kvtriage.cli.verbs", "diagnose_command", "Find the layers, heads and types that FP8 hurts."),
     "ablate": ("kvtriage.cli.verbs", "ablate_command", "Measure BF16 and the FP8 arms against each other."),
     "decide": ("kvtriage.cli.verbs", "decide_command", "Read the rule against the evidence."),
+    "import": ("kvtriage.cli.importing", "import_command", "Add results of lm-eval or vllm bench serve to a case."),
+    "lm-eval": ("kvtriage.cli.lm_eval", "lm_eval_command", "Run lm-evaluation-harness on every arm of a case."),
     "report": ("kvtriage.cli.verbs", "report_command", "Draw report.html from a case folder."),
     "check": (
         "kvtriage.cli.check.command",

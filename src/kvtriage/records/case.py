@@ -308,11 +308,13 @@ class Reason(_Part, frozen=True):
     """One clause of the rule, read against one cell of the evidence."""
 
     clause: str
-    """'kl', 'nll', 'top1', 'needle', 'found', 'generated', 'range', 'capacity', 'latency', 'backend' or 'baseline'."""
+    """'kl', 'nll', 'top1', 'needle', 'found', 'generated', 'imported', 'range', 'capacity', 'latency', 'served',
+    'backend' or 'baseline'."""
     arm: str
     cell: str
     """'all', 'bucket 1024', or 'traffic': over the workload's lengths. Before the bucket may stand a task other than
-    `needle`, or the span of generated tokens: 'recall, bucket 1024', 'tokens 33-128, all'."""
+    `needle`, or the span of generated tokens: 'recall, bucket 1024', 'tokens 33-128, all'. Of what was imported: task
+    and metric."""
     value: float | None
     """What was measured; None when nothing could be, as in the 'backend' clause."""
     low: float | None

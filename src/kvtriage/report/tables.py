@@ -38,6 +38,8 @@ _CLAUSES = {
     "needle": "needle NLL",
     "found": "answers lost",
     "generated": "KL along generated text",
+    "imported": "lm-eval, worse by",
+    "served": "served, slow-down",
     "baseline": "BF16 itself",
     "range": "range beyond the best",
     "capacity": "cache ratio",
@@ -214,7 +216,7 @@ def _threshold(reason: Reason) -> str:
     if reason.threshold is None:
         return ""
     match reason.clause:
-        case "top1" | "latency" | "found":
+        case "top1" | "latency" | "found" | "served":
             return f"{as_set(reason.threshold * 100)} %"
         case "range":
             return rounded(reason.threshold)
@@ -226,7 +228,7 @@ def _quantity(clause: str, value: float | None) -> str:
     if value is None:
         return ""
     match clause:
-        case "top1" | "latency" | "found":
+        case "top1" | "latency" | "found" | "served":
             return percent(value)
         case "capacity":
             return times(value)

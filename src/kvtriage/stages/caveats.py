@@ -49,6 +49,8 @@ def next_step(found: Findings) -> str:
 
 def _how_to_settle(found: Findings) -> str:
     study, undecided = found.plan.study, found.outcome.doubts[0].undecided
+    if all(reason.clause == "served" for reason in undecided):
+        return "Run vllm bench serve with more requests for every arm, and import them into a new case folder."
     if any(reason.clause == "latency" for reason in undecided):
         return f"Raise latency_repeats (now {study.latency_repeats}) in study.toml and run again in a new case folder."
     if any(reason.noise is not None and abs(reason.value or 0.0) <= reason.noise for reason in undecided):

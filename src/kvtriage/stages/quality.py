@@ -39,7 +39,7 @@ from kvtriage.stats import holm, items_needed, losses_shown, mcnemar, paired_int
 
 __all__ = ["QUALITY", "baseline_clauses", "quality_clauses"]
 
-QUALITY = ("kl", "nll", "top1", "needle", "found", "generated")
+QUALITY = ("kl", "nll", "top1", "needle", "found", "generated", "imported")
 
 
 @dataclass(frozen=True)

@@ -103,4 +103,6 @@ def name_clause(clause: str, cell: str) -> str:
     where = f" at {int(tokens):,} tokens" if tokens.isdecimal() else ""
     if bucket == "all" and clause in ("kl", "nll", "top1", "needle", "generated"):
         where = " over all lengths"
+    if clause in ("imported", "served"):
+        return cell
     return f"{_CLAUSES.get(clause, clause)}{f' ({part})' if part else ''}{where}"
