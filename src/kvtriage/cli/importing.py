@@ -77,7 +77,7 @@ def add_to_case(case: CaseFolder, new: Sequence[Imported]) -> None:
         lost = f", {entry.unscored} of them unscored" if entry.unscored else ""
         say(one_line(f"{entry.arm}: {entry.metric} of {entry.task}, {len(entry.items):,} items{lost}"))
     for reason in _reasons(case, evidence, imports, {entry.arm for entry in new}):
-        click.echo(one_line(f"{reason.arm}  {reason.cell}: {reason.text}"))
+        click.echo(one_line(f"{reason.arm}: {reason.cell}: {reason.text}"))
 
 
 def _reasons(

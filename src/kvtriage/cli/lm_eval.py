@@ -38,7 +38,7 @@ __all__ = ["lm_eval_command"]
     metavar="FOLDER",
     help="Task files of your own. The Python functions that they name are run: read them first.",
 )
-@click.option("--arms", metavar="NAME,NAME", help="Of the case's arms, beside bf16.  [default: every candidate]")
+@click.option("--candidates", metavar="NAME,NAME", help="Of the case's arms, beside bf16.  [default: every candidate]")
 @click.option("--num-fewshot", type=click.IntRange(min=0), metavar="N", help="Shots.  [default: the task's own]")
 @click.option("--limit", type=click.IntRange(min=2), metavar="N", help="The first N documents of each task alone.")
 @machine_options
@@ -48,7 +48,7 @@ def lm_eval_command(
     case_path: Path,
     tasks: str,
     include_path: Path | None,
-    arms: str | None,
+    candidates: str | None,
     num_fewshot: int | None,
     limit: int | None,
     machine: Machine,
@@ -64,7 +64,7 @@ def lm_eval_command(
     """
     with open_case(case_path, create=False) as case:
         plan, evidence = case.need(Plan), case.need(Evidence)
-        asked = _choose(evidence, arms)
+        asked = _choose(evidence, candidates)
         room = choose_wiring(wiring, machine, case_path, plan.study)
         subject = reread_subject(plan, machine, room)
         with open_job(case, subject, machine, room) as job:
@@ -77,10 +77,10 @@ def lm_eval_command(
         add_to_case(case, found)
 
 
-def _choose(evidence: Evidence, arms: str | None) -> tuple[ArmRecord, ...]:
+def _choose(evidence: Evidence, candidates: str | None) -> tuple[ArmRecord, ...]:
     """BF16 and the arms named, or every candidate with answers of its own. Raises StudyError."""
     own = {arm.name: arm for arm in evidence.arms if arm.role in TIMED_ROLES and arm.same_as is None}
-    names = [name for name in own if name != BASELINE] if arms is None else arms.split(",")
+    names = [name for name in own if name != BASELINE] if candidates is None else candidates.split(",")
     for name in names:
         if name not in own:
             raise StudyError(f"there is no arm {name!r} to ask", hint=f"the arms are {', '.join(own)}")

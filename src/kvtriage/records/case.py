@@ -326,7 +326,8 @@ class Reason(_Part, frozen=True):
     """'met', 'unmet' or 'cannot_tell'."""
     items: int
     items_needed: int | None
-    """Items that would settle it, `power` of the time, if mean and spread stay; for 'cannot_tell' alone."""
+    """Items that would settle it, `power` of the time, if mean and spread stay; for 'cannot_tell', and for answers
+    'found' where so few were asked that no loss could be shown."""
     text: str
     detectable: float | None = None
     """Least distance from the threshold that `items` items tell, `power` of the time."""

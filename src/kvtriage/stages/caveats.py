@@ -125,9 +125,12 @@ def _of_the_evidence(found: Findings) -> Iterator[str]:
         if lost:
             name = name_arm(found.trials.arms[arm], found.plan.layers)
             yield f"{lost} items could not be scored under {name} or BF16 and are left out of its averages."
-    unsettled = next((r.text for r in found.leaning.reasons if r.clause == "found" and "cannot settle" in r.text), None)
-    if unsettled:
-        yield f"Lost answers cannot be shown here: {unsettled}."
+    for reason in found.leaning.reasons:
+        if reason.clause == "found" and reason.items_needed is not None:
+            yield (
+                f"A loss of answers could not be shown here: {reason.items} items cannot settle that clause alone, at "
+                f"least {reason.items_needed} are needed."
+            )
     if not found.bound:
         yield "The scale-free bound was not measured: what an ideal scale would reach is known from other arms alone."
     if found.rung("per_tensor") is None:

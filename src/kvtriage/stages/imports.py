@@ -92,7 +92,7 @@ def _score(arm: str, pairs: _Pairs, chance: float, family: int, rule: Rule) -> R
         text = f"of {len(losses)} answers {lost} that were right in BF16 are lost and {won} are won: {shown}"
         least = losses_shown(level / family if rule.correction == "holm" else level)
         if least > len(losses):
-            text += f"; {len(losses)} items cannot settle this clause, at least {least} are needed"
+            text += f"; {len(losses)} items cannot settle this clause alone, at least {least} are needed"
     else:
         text = f"{_ends(interval.mean, interval.low, interval.high)} worse than BF16: {shown}"
     return Reason(

@@ -186,9 +186,12 @@ def _found_reason(found: _Found, chance: float, family: int, rule: Rule) -> Reas
     harmed = chance <= level and found.lost > found.won
     shown = "a loss is shown" if harmed else "no loss is shown"
     least = losses_shown(level / family if rule.correction == "holm" else level)
+    too_few = not harmed and found.asked < least
     power = "" if harmed else f"; {least} lost and none won would show one"
-    if not harmed and found.asked < least:
-        power = f"; {found.asked} items cannot settle this clause, at least {least} are needed, so it forbids nothing"
+    if too_few:
+        power = (
+            f"; {found.asked} items cannot settle this clause alone, at least {least} are needed, so it forbids nothing"
+        )
     return Reason(
         clause="found",
         arm=found.arm,
@@ -199,7 +202,7 @@ def _found_reason(found: _Found, chance: float, family: int, rule: Rule) -> Reas
         threshold=0.0,
         status=UNMET if harmed else MET,
         items=found.asked,
-        items_needed=None,
+        items_needed=least if too_few else None,
         text=f"of {found.asked} answers {found.lost} that BF16 found are lost and {found.won} are won: {shown} "
         f"(p {format_chance(chance)}){power}",
         p_harm=chance,

@@ -428,7 +428,7 @@ def test_needle_hits_are_told() -> None:
         "6/6 answers found in BF16, 5/6 here (43.6 % to 97.0 %)"
         in reason(verdict, "needle", "fp8_unit", "bucket 256").text
     )
-    assert "needles 12/12 → 10/12" in said(verdict)
+    assert "answers found 12/12 → 10/12" in said(verdict)
 
 
 # --- capacity and latency -----------------------------------------------------------------

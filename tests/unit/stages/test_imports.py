@@ -51,7 +51,7 @@ def test_answers_won_are_no_loss() -> None:
 def test_so_few_answers_that_no_loss_could_be_shown_are_said_to_be() -> None:
     found = clause([entry("bf16", (1.0,) * 4), entry("fp8_unit", (0.0,) * 4)])
     assert (found.status, found.items) == ("met", 4)
-    assert "4 items cannot settle this clause, at least 6 are needed" in found.text
+    assert "4 items cannot settle this clause alone, at least 6 are needed" in found.text
 
 
 @pytest.mark.parametrize(("better", "status"), [(True, "unmet"), (False, "met")])
