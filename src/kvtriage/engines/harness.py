@@ -87,20 +87,22 @@ class SessionModel(TemplateLM):
         self._tokens = tokenizer
         self._max_model_len = max_model_len
         self._progress = progress
-        if not (tokenizer.bos or tokenizer.eos):
-            raise DataError(
-                "this model's tokenizer has neither a beginning nor an end of text to begin with",
-                hint="give its tokenizer_config.json a bos_token or an eos_token",
-            )
 
     @property
     def eot_token_id(self) -> int:
-        return (self._tokens.eos or self._tokens.bos)[0]
+        """The harness asks for it in place of an empty context alone."""
+        return self.prefix_token_id
 
     @property
     def prefix_token_id(self) -> int:
-        """What an empty context is replaced by."""
-        return (self._tokens.bos or self._tokens.eos)[0]
+        """What an empty context is replaced by. Raises DataError where the tokenizer has nothing to begin with."""
+        first = self._tokens.bos or self._tokens.eos
+        if not first:
+            raise DataError(
+                "a text of this task has no context, and this model's tokenizer nothing to begin with",
+                hint="give its tokenizer_config.json a bos_token or an eos_token",
+            )
+        return first[0]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         tokens, bos = self._tokens.encode(string), list(self._tokens.bos)
