@@ -44,7 +44,7 @@ def written(arm: str, bucket: int, late_kl: float) -> list[Trial]:
     trials: list[Trial] = []
     for i in range(8):
         jitter = 1 + 0.1 * (i % 3 - 1)
-        metrics = {
+        metrics: dict[str, float | None] = {
             "nll": 1.0,
             "kl": 0.03 * fp8 * jitter,
             "top1_changed": 0.0,
