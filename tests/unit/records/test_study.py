@@ -195,6 +195,11 @@ def test_texts_as_long_as_the_model_takes_are_fine() -> None:
         ({}, 1031, "latency_contexts plus decode_tokens asks for 1,032 tokens, and the model takes at most 1,031"),
         ({"buckets": (256, 4096)}, 2064, "buckets asks for 4,096"),
         ({"calibration_tokens": 4096}, 2064, "calibration_tokens asks for 4,096"),
+        (
+            {"generation_items": 1, "generated_tokens": 512},
+            1500,
+            "the largest of buckets plus generated_tokens asks for 1,536",
+        ),
         ({"probe_tokens": 4096}, 2064, "probe_tokens asks for 4,096"),
     ],
 )

@@ -150,3 +150,14 @@ def test_cells_have_names_for_people() -> None:
 def test_a_study_of_texts_alone_has_no_other_cells() -> None:
     cells = quality_cells(sort_trials(Case().arms(), Case().trials()), ["fp8_unit"], (256, 1024))
     assert {cell.clause for cell in cells} == {"kl", "nll", "top1", "needle"}
+
+
+def test_a_verdict_says_where_no_loss_of_answers_could_have_been_shown() -> None:
+    few = [
+        trial
+        for trial in Case().trials()
+        if not (isinstance(trial, ScoreTrial) and trial.task == "needle" and trial.item_id[-1] > "2")
+    ]
+    said = "A loss of answers could not be shown here: 6 items cannot settle that clause alone, at least 9 are needed."
+    assert said in Case().decide(few).caveats
+    assert not any("could not be shown" in caveat for caveat in Case().decide().caveats)
