@@ -53,6 +53,7 @@ VIOLATIONS: list[tuple[str, dict[str, str]]] = [
     ("engines-are-passed-in", {"tasks/base.py": "import kvtriage.engines.fake"}),
     ("engines-are-passed-in", {"stages/orders.py": "import kvtriage.engines.vllm.engine"}),
     ("engines-are-passed-in", {"stages/plan.py": "import kvtriage.checkpoints.overlay"}),
+    ("harness-room", {"cli/lm_eval.py": "import lm_eval"}),
     ("plan-and-decide", {"stages/decide.py": "import kvtriage.engines.base"}),
 ]
 

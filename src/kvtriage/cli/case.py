@@ -7,6 +7,7 @@
     frontier.json        search             plan, scales, sensitivities, search.jsonl; not every case has one
     trials.jsonl         ablate             one line per trial, synced as it comes
     evidence.json        ablate             plan, scales, sensitivities, trials, and the frontier where there is one
+    imports.jsonl        import, lm-eval    one line per file, arm and metric; need not be there
     verdict.json         decide             all of the above
 
 One process at a time; no record is ever edited; nothing outside the folder is written. Beside
@@ -19,10 +20,10 @@ import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import filelock
 import msgspec
@@ -32,11 +33,13 @@ from kvtriage.errors import BadInput, CaseBusy, CaseError
 from kvtriage.files import refuse_unwritable_name, sha256_file, sync_folder, write_atomic, writing
 from kvtriage.records.case import SCHEMA, Evidence, Plan, ScaleRecord, Sensitivities, Trial, Verdict
 from kvtriage.records.frontier import Frontier, SearchTrial
+from kvtriage.records.imported import Imported
 from kvtriage.records.study import Rule, Study
 
 __all__ = [
     "CHECKPOINT",
     "CHECKPOINT_PER_TENSOR",
+    "IMPORTS",
     "REPORT",
     "REPORT_NUMBERS",
     "SEARCH",
@@ -48,12 +51,14 @@ __all__ = [
 
 TRIALS = "trials.jsonl"
 SEARCH = "search.jsonl"
+IMPORTS = "imports.jsonl"
 CHECKPOINT = "checkpoint"
 CHECKPOINT_PER_TENSOR = "checkpoint-per-tensor"
 REPORT = "report.html"
 REPORT_NUMBERS = "report.json"
 _LOCK = ".lock"
 
+_Line = TypeVar("_Line")
 _Record = TypeVar("_Record", Plan, ScaleRecord, Sensitivities, Frontier, Evidence, Verdict)
 
 
@@ -65,7 +70,8 @@ class _Kind:
     file: str
     verb: str
     made_from: tuple[str, ...]
-    if_there: tuple[str, ...] = ()
+    made_with: tuple[str, ...] = ()
+    """Files that count where they exist."""
 
 
 _KINDS: dict[type[msgspec.Struct], _Kind] = {
@@ -80,13 +86,13 @@ _KINDS: dict[type[msgspec.Struct], _Kind] = {
         "verdict.json",
         "decide",
         ("plan.json", "scales.json", "sensitivities.json", TRIALS, "evidence.json"),
-        ("frontier.json",),
+        made_with=("frontier.json", IMPORTS),
     ),
 }
 
 _OWN = frozenset(
     {kind.file for kind in _KINDS.values()}
-    | {TRIALS, SEARCH, CHECKPOINT, CHECKPOINT_PER_TENSOR, REPORT, REPORT_NUMBERS}
+    | {TRIALS, SEARCH, IMPORTS, CHECKPOINT, CHECKPOINT_PER_TENSOR, REPORT, REPORT_NUMBERS}
 )
 
 
@@ -239,7 +245,7 @@ class CaseFolder:
         Lines that a verb has yet to write are left out, and so is a frontier that nobody searched for.
         """
         kind: _Kind = _KINDS[record]
-        names = (*kind.made_from, *kind.if_there)
+        names = (*kind.made_from, *kind.made_with)
         digests = {name: _digest(self.path / name) for name in names}
         return {name: digest for name, digest in digests.items() if digest is not None}
 
@@ -279,14 +285,17 @@ class CaseFolder:
 
         Raises CaseError with the line number for any other damage.
         """
-        return tuple(self._lines(TRIALS, Trial))
+        return tuple(self._lines(TRIALS, msgspec.json.Decoder[Trial](Trial)))
 
     def searched(self) -> tuple[SearchTrial, ...]:
         """All whole lines of search.jsonl, as `trials` reads its own."""
-        return tuple(self._lines(SEARCH, SearchTrial))
+        return tuple(self._lines(SEARCH, msgspec.json.Decoder(SearchTrial)))
 
-    def _lines(self, name: str, line: Any) -> Iterator[Any]:
-        """Each whole line, of the type `line`."""
+    def imports(self) -> tuple[Imported, ...]:
+        """All whole lines of imports.jsonl, as `trials` reads its own."""
+        return tuple(self._lines(IMPORTS, msgspec.json.Decoder(Imported)))
+
+    def _lines(self, name: str, decoder: msgspec.json.Decoder[_Line]) -> Iterator[_Line]:
         file = self.path / name
         data = _read(file)
         if data is None:
@@ -296,10 +305,9 @@ class CaseFolder:
             with writing(file), file.open("r+b") as handle:
                 handle.truncate(whole)
                 os.fsync(handle.fileno())
-        decoder = msgspec.json.Decoder(line)
-        for number, text in enumerate(data[:whole].splitlines(), start=1):
+        for number, line in enumerate(data[:whole].splitlines(), start=1):
             try:
-                yield decoder.decode(text)
+                yield decoder.decode(line)
             except msgspec.DecodeError as error:
                 raise _damaged(f"line {number} of {name}", str(error)) from error
 
@@ -309,6 +317,24 @@ class CaseFolder:
 
         The sink raises StorageError when the disk is full; the file keeps its whole lines.
         """
+        with self._appending(TRIALS) as append:
+            yield lambda trial: append(msgspec.json.encode(trial))
+
+    def add_imports(self, imports: Sequence[Imported]) -> None:
+        """Append to imports.jsonl, all lines or none.
+
+        Raises CaseError where the verdict was read without them, StorageError.
+        """
+        if _is_there(self.path / _KINDS[Verdict].file):
+            raise CaseError(
+                f"{self.path} has a verdict already, read without these results",
+                hint="remove its verdict.json, import, and run 'kvtriage decide': the same records are read again",
+            )
+        with self._appending(IMPORTS) as append:
+            append(b"\n".join(map(msgspec.json.encode, imports)))
+
+    @contextlib.contextmanager
+    def _appending(self, name: str) -> Iterator[Callable[[bytes], None]]:
         file = self.path / name
         _is_there(file)
         with writing(file):
@@ -316,7 +342,7 @@ class CaseFolder:
         try:
             with writing(file):
                 sync_folder(self.path)
-            yield lambda trial: _append(file, handle, msgspec.json.encode(trial) + b"\n")
+            yield lambda line: _append(file, handle, line + b"\n")
         finally:
             os.close(handle)
 
@@ -346,14 +372,16 @@ class CaseFolder:
             )
 
     def _check_chain(self, kind: _Kind, inputs: dict[str, str]) -> None:
-        if inputs.keys() - set(kind.if_there) != set(kind.made_from):
-            raise _damaged(kind.file, f"it names {sorted(inputs)} as its inputs, not {sorted(kind.made_from)}")
-        for name in set(kind.if_there) - inputs.keys():
+        for name in set(kind.made_with) - inputs.keys():
             if _is_there(self.path / name):
                 raise CaseError(
                     f"{name} came after {kind.file}, which was made without it",
-                    hint=f"remove {self.path / name}, or start a new case folder: records are not edited",
+                    hint=f"remove {self.path / kind.file}; 'kvtriage {kind.verb}' reads the records again, all of them"
+                    if kind.verb == "decide"
+                    else f"remove {self.path / name}, or start a new case folder: records are not edited",
                 )
+        if inputs.keys() - set(kind.made_with) != set(kind.made_from):
+            raise _damaged(kind.file, f"it names {sorted(inputs)} as its inputs, not {sorted(kind.made_from)}")
         for name, digest in inputs.items():
             found = _digest(self.path / name)
             if found is None:

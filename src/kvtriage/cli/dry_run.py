@@ -165,7 +165,8 @@ def measure_speed(subject: Subject, engine: Engine) -> Speed:
 
     Both, because a short text pays more for each of its tokens.
     """
-    by_length = sorted((item.request for item in subject.items), key=lambda request: len(request.token_ids))
+    whole = (item.request for item in subject.items if not item.continued)
+    by_length = sorted(whole, key=lambda request: len(request.token_ids))
     ends = (by_length[0], by_length[-1])
     with engine.open(Arm("bf16", CachePolicy.native(subject.spec.num_layers))) as session:
         session.generate([ends[0].token_ids], 2)

@@ -172,7 +172,7 @@ def read_subject(
     tokenizer = room.load_tokenizer(folder, machine.trust_remote_code)
     documents = read_documents(data, data_source, tokenizer.render_chat)
     split = split_corpus(documents, study, tokenizer, spec.max_model_len)
-    items = tuple(item for task in TASKS.values() for item in task.items(split, study, tokenizer))
+    items = tuple(item for task in TASKS.values() for item in task.items(split, study, tokenizer, spec.windows))
     reference = ModelRef(
         source=source,
         path=str(model.path),
@@ -364,12 +364,12 @@ def run_decide(case: CaseFolder) -> Verdict:
 def judge_case(case: CaseFolder, plan: Plan) -> Verdict:
     """The verdict by the rule of `plan`, which may be another than the case's own. Writes nothing."""
     scales, sensitivities, evidence = case.need(ScaleRecord), need_suspects(case), case.need(Evidence)
-    trials, inputs = case.trials(), case.inputs_for(Verdict)
+    trials, imports, inputs = case.trials(), case.imports(), case.inputs_for(Verdict)
 
     def verdict_with(checkpoint: str) -> Verdict:
         folder = case.path.resolve() / checkpoint
         holding = str(folder) if folder.is_dir() else None
-        return decide(plan, scales, sensitivities, evidence, trials, holding, inputs=inputs)
+        return decide(plan, scales, sensitivities, evidence, trials, holding, inputs=inputs, imports=imports)
 
     verdict = verdict_with(CHECKPOINT)
     if verdict.choice is not None and verdict.choice.scaling == Scaling.PER_TENSOR:
@@ -380,7 +380,7 @@ def judge_case(case: CaseFolder, plan: Plan) -> Verdict:
 def explain_case(case: CaseFolder, plan: Plan) -> str:
     """The way to the verdict by the rule of `plan`, clause by clause."""
     records = (case.need(ScaleRecord), need_suspects(case), case.need(Evidence))
-    return "\n".join(explain(examine(plan, *records, case.trials(), None)))
+    return "\n".join(explain(examine(plan, *records, case.trials(), None, case.imports())))
 
 
 def _write_overlays(case: CaseFolder, model: ModelFolder, record: ScaleRecord) -> None:

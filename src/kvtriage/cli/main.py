@@ -45,6 +45,8 @@ _COMMANDS = {
     "search": ("kvtriage.cli.search", "search_command", "Find the fewest bytes that keep the margins jointly."),
     "ablate": ("kvtriage.cli.verbs", "ablate_command", "Measure BF16 and the FP8 arms against each other."),
     "decide": ("kvtriage.cli.verbs", "decide_command", "Read the rule against the evidence."),
+    "import": ("kvtriage.cli.importing", "import_command", "Add results of lm-eval or vllm bench serve to a case."),
+    "lm-eval": ("kvtriage.cli.lm_eval", "lm_eval_command", "Run lm-evaluation-harness on every arm of a case."),
     "report": ("kvtriage.cli.verbs", "report_command", "Draw report.html from a case folder."),
     "explore": ("kvtriage.cli.explore", "explore_command", "Price policies, or follow a study, on a local page."),
     "check": (

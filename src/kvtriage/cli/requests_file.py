@@ -13,6 +13,7 @@ from kvtriage.cli.job import Subject
 from kvtriage.engines.base import Arm, EngineInfo, Scoring
 from kvtriage.errors import BadInput, EngineError
 from kvtriage.files import write_atomic
+from kvtriage.records.pairing import BASELINE
 from kvtriage.stages.loading import arrivals
 from kvtriage.stages.measuring import WARM_UP_TOKENS, Load, Shape, Work, prompts_to_time, shapes_to_time, work_to_time
 
@@ -51,8 +52,13 @@ def _rows(subject: Subject, arms: list[str], timed: list[str], info: EngineInfo)
     plan, dialect = subject.plan, VLLM if info.scoring is Scoring.FULL else Dialect(info.scoring, info.kl_top_k)
     model, path = plan.model.path, "/v1/completions"
     for item in subject.items:
-        body = {**dialect.body(model, item.request), "cache_salt": _SALT}
         named = {"purpose": "score", "task": item.task, "item": item.request.item_id}
+        if item.continued:
+            # What the arms will read is not known before BF16 has written it.
+            body = dialect.adapt(stream_body(model, item.request.token_ids, item.continued, _SALT))
+            yield {**named, "purpose": "continue", "arms": [BASELINE], "path": path, "body": body}
+            continue
+        body = {**dialect.body(model, item.request), "cache_salt": _SALT}
         yield {**named, "arms": arms, "path": path, "body": body}
     first, new_tokens = shapes_to_time(plan)[0], plan.study.decode_tokens
     for prompt in prompts_to_time(subject.split, first.context_len, first.batch):

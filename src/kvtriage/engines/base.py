@@ -45,12 +45,21 @@ Progress = Callable[[int, int], None]
 
 
 class Tokenizer(Protocol):
-    """Text to token ids, without special tokens; `bos` is what the model expects in front."""
+    """Text to token ids, without special tokens, and back; `bos` is what the model expects in front."""
 
     @property
     def bos(self) -> tuple[int, ...]: ...
 
+    @property
+    def eos(self) -> tuple[int, ...]:
+        """What the model writes when it has done; there may be none."""
+        ...
+
     def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of `token_ids`, special tokens left out."""
+        ...
 
     def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
         """The chat template applied. Raises DataError when the model has none."""

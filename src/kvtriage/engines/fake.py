@@ -43,9 +43,13 @@ _HEALTHY = 0.0004
 
 
 class FakeTokenizer:
-    """One token per word; BOS is 0."""
+    """One token per word; BOS is 0, and nothing ends a text. No word can be told from its token again."""
 
     bos: tuple[int, ...] = (0,)
+    eos: tuple[int, ...] = ()
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return " ".join(f"word{token}" for token in token_ids)
 
     def encode(self, text: str) -> list[int]:
         return [1 + sum(word.encode()) % 999 + 1000 * (len(word) % 60) for word in text.split()]

@@ -196,6 +196,12 @@ class CacheSpec:
         return tuple(layer.layer_idx for layer in self.layers if layer.kind is kind)
 
     @property
+    def windows(self) -> tuple[int, ...]:
+        """The sliding windows, in tokens, each once and ascending."""
+        sliding = (layer.window_tokens for layer in self.layers if layer.kind is LayerKind.SLIDING)
+        return tuple(sorted({window for window in sliding if window is not None}))
+
+    @property
     def is_hybrid(self) -> bool:
         """True when more than one kind of layer is present."""
         return len(self.kinds) > 1

@@ -17,6 +17,7 @@ __all__ = [
     "ArmRecord",
     "CapacityTrial",
     "Conditions",
+    "ContinuationTrial",
     "DataRef",
     "Evidence",
     "HeldOutRow",
@@ -235,7 +236,8 @@ class ScoreTrial(_Part, frozen=True, tag="score"):
     """One item under one arm. `metrics` is None for what could not be scored, never 0.
 
     nll, kl (nats per token, means over the scored positions), top1_changed (share),
-    hit (1.0 when greedy decoding would have given exactly the answer).
+    hit (1.0 when greedy decoding would have given exactly the answer), first_divergence (tokens
+    generated before the first other one), and the same over spans: kl@128 ends with the 128th token.
     """
 
     arm: str
@@ -309,7 +311,17 @@ class LoadTrial(_Part, frozen=True, tag="load"):
         return len(self.due_s) / max(due + first + sum(steps) for due, first, steps in whole)
 
 
-Trial = ScoreTrial | TimingTrial | CapacityTrial | PoolTrial | LoadTrial
+class ContinuationTrial(_Part, frozen=True, tag="continuation"):
+    """What BF16 wrote behind an item's request, greedily: every arm is marked on the same tokens."""
+
+    arm: str
+    task: str
+    item_id: str
+    token_ids: tuple[int, ...]
+    conditions: str
+
+
+Trial = ScoreTrial | TimingTrial | CapacityTrial | PoolTrial | LoadTrial | ContinuationTrial
 
 
 class Evidence(_Record, frozen=True):
@@ -331,10 +343,13 @@ class Reason(_Part, frozen=True):
     """One clause of the rule, read against one cell of the evidence."""
 
     clause: str
-    """'kl', 'nll', 'top1', 'needle', 'found', 'range', 'capacity', 'latency', 'backend' or 'baseline'."""
+    """'kl', 'nll', 'top1', 'needle', 'found', 'generated', 'imported', 'range', 'capacity', 'latency', 'served',
+    'backend' or 'baseline'."""
     arm: str
     cell: str
-    """'all', 'bucket 1024', or 'traffic': over the workload's lengths."""
+    """'all', 'bucket 1024', or 'traffic': over the workload's lengths. Before the bucket may stand a task other than
+    `needle`, or the span of generated tokens: 'recall, bucket 1024', 'tokens 33-128, all'. Of what was imported: task
+    and metric."""
     value: float | None
     """What was measured; None when nothing could be, as in the 'backend' clause."""
     low: float | None
@@ -346,7 +361,8 @@ class Reason(_Part, frozen=True):
     """'met', 'unmet' or 'cannot_tell'."""
     items: int
     items_needed: int | None
-    """Items that would settle it, `power` of the time, if mean and spread stay; for 'cannot_tell' alone."""
+    """Items that would settle it, `power` of the time, if mean and spread stay; for 'cannot_tell', and for answers
+    'found' where so few were asked that no loss could be shown."""
     text: str
     detectable: float | None = None
     """Least distance from the threshold that `items` items tell, `power` of the time."""

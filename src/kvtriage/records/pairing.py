@@ -16,6 +16,8 @@ from kvtriage.records.case import ArmRecord, Evidence, ScoreTrial, TimingTrial, 
 __all__ = [
     "AGREED",
     "BASELINE",
+    "FIRST_DIVERGENCE",
+    "GENERATED_KL",
     "KL",
     "NEEDLE_HIT",
     "NEEDLE_NLL",
@@ -26,7 +28,7 @@ __all__ = [
     "Paired",
     "Trials",
     "check_trials",
-    "is_needle",
+    "kind_of",
     "sort_trials",
 ]
 
@@ -38,10 +40,13 @@ Item = tuple[str, str]
 
 @dataclass(frozen=True)
 class Measure:
-    """What is read off a trial: a key of its metrics, on running text or on retrieved answers."""
+    """What is read off a trial: a key of its metrics, on running text, on retrieved answers or on what BF16 wrote."""
 
     metric: str
-    needle: bool = False
+    kind: str = "text"
+    """'text', 'retrieval' or 'generation'."""
+    task: str | None = None
+    """One task of the kind; None is all of them."""
 
     @property
     def reference(self) -> str | None:
@@ -50,15 +55,19 @@ class Measure:
 
     def keeps(self, bucket: int | None) -> Callable[[ScoreTrial], bool]:
         """The trials of one cell; `bucket` None is all buckets together."""
-        return lambda trial: is_needle(trial) is self.needle and bucket in (None, trial.bucket)
+        return lambda trial: (
+            kind_of(trial) == self.kind and self.task in (None, trial.task) and bucket in (None, trial.bucket)
+        )
 
 
 AGREED = Measure("agreed")
 KL = Measure("kl")
 NLL = Measure("nll")
 TOP1 = Measure("top1_changed")
-NEEDLE_NLL = Measure("nll", needle=True)
-NEEDLE_HIT = Measure("hit", needle=True)
+NEEDLE_NLL = Measure("nll", "retrieval")
+NEEDLE_HIT = Measure("hit", "retrieval")
+GENERATED_KL = Measure("kl", "generation")
+FIRST_DIVERGENCE = Measure("first_divergence", "generation")
 
 
 @dataclass(frozen=True)
@@ -134,9 +143,11 @@ class Trials:
         return sum(value < 0 for value in pairs), sum(value > 0 for value in pairs), len(pairs)
 
 
-def is_needle(trial: ScoreTrial) -> bool:
-    """Retrieval trials say whether the answer was hit; text trials have nothing to hit."""
-    return "hit" in trial.metrics
+def kind_of(trial: ScoreTrial) -> str:
+    """Retrieval trials say whether the answer was hit, generation trials when they diverged; text trials neither."""
+    if "hit" in trial.metrics:
+        return "retrieval"
+    return "generation" if FIRST_DIVERGENCE.metric in trial.metrics else "text"
 
 
 def sort_trials(arms: Iterable[ArmRecord], trials: Iterable[Trial]) -> Trials:

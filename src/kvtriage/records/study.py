@@ -46,6 +46,10 @@ _MOST: Mapping[str, int] = MappingProxyType(
     {
         "items_per_bucket": 10_000,
         "needles_per_depth": 1_000,
+        "window_needles": 1_000,
+        "recalls_per_bucket": 1_000,
+        "generation_items": 10_000,
+        "generated_tokens": 65_536,
         "calibration_items": 10_000,
         "holdout_items": 10_000,
         "probe_items": 1_000,
@@ -60,7 +64,7 @@ _MOST: Mapping[str, int] = MappingProxyType(
 _MOST_ENTRIES = 64
 """Of a list: buckets, depths or contexts."""
 _MOST_ITEMS = 100_000
-"""Of all buckets together, needles included."""
+"""Of all buckets and tasks together."""
 _MOST_BATCH_TOKENS = 2**24
 """Of one batch: 128 sequences of 131,072 tokens."""
 
@@ -113,8 +117,16 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     buckets: tuple[int, ...] = (256, 1024)
     items_per_bucket: int = 8
     score_tokens: int = 128
-    needle_depths: tuple[float, ...] = (0.1, 0.4, 0.7, 0.95)
+    needle_depths: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.95)
     needles_per_depth: int = 1
+    window_needles: int = 0
+    """Facts just inside each sliding window, and as many just past it, in each bucket that reaches there."""
+    recalls_per_bucket: int = 0
+    """Conversations in which an early turn is asked for."""
+    generation_items: int = 0
+    """Texts of each bucket that BF16 continues ..."""
+    generated_tokens: int = 128
+    """... by so many tokens, which every arm then reads."""
     calibration_items: int = 8
     calibration_tokens: int = 1024
     holdout_items: int = 2
@@ -178,8 +190,14 @@ def validate_study(study: Study) -> None:
 
 def check_context(study: Study, max_model_len: int) -> None:
     """Raises StudyError when the study needs longer texts than the model takes, in tokens."""
+    longest = max(study.buckets, default=0)
     needs = (
-        ("buckets", "buckets", max(study.buckets, default=0)),
+        ("buckets", "buckets", longest),
+        (
+            "the largest of buckets plus generated_tokens",
+            "buckets or generated_tokens",
+            longest + study.generated_tokens if study.generation_items else 0,
+        ),
         ("calibration_tokens", "calibration_tokens", study.calibration_tokens),
         ("probe_tokens", "probe_tokens", study.probe_tokens),
         (
@@ -272,6 +290,12 @@ def _complaints(study: Study) -> Iterator[tuple[str, str]]:
             f"probe_score_tokens is {study.probe_score_tokens}, which leaves no context in {study.probe_tokens} tokens",
             f"set probe_score_tokens = {study.probe_tokens // 2}, or raise probe_tokens",
         )
+    if study.generation_items > study.items_per_bucket:
+        yield (
+            f"generation_items is {study.generation_items}, and a bucket has items_per_bucket = "
+            f"{study.items_per_bucket} texts to continue",
+            f"set generation_items = {study.items_per_bucket} or less, or raise items_per_bucket",
+        )
     if study.numerics not in NUMERICS:
         yield _not_one_of("numerics", study.numerics, NUMERICS), _did_you_mean(study.numerics, NUMERICS)
     if study.backend not in BACKENDS:
@@ -296,7 +320,7 @@ def _wrong_rule(study: Study) -> Iterator[tuple[str, str]]:
             "called right where the KL margin is broken",
             "set range_margin to less than kl_margin",
         )
-    if rule.baseline_found_floor > 0 and not study.needle_depths:
+    if rule.baseline_found_floor > 0 and not (study.needle_depths or study.window_needles or study.recalls_per_bucket):
         yield "baseline_found_floor asks for needles, and needle_depths asks for none", "give needle_depths some depths"
     if rule.capacity_floor_ratio > 2:
         yield (
@@ -326,10 +350,17 @@ def _too_many(study: Study) -> Iterator[tuple[str, str]]:
         entries = len(getattr(study, key))
         if entries > _MOST_ENTRIES:
             yield f"{key} has {entries:,} entries", f"give {_MOST_ENTRIES} or fewer"
-    items = len(study.buckets) * (study.items_per_bucket + len(study.needle_depths) * study.needles_per_depth)
+    in_each_bucket = (
+        study.items_per_bucket
+        + len(study.needle_depths) * study.needles_per_depth
+        + 2 * study.window_needles
+        + study.recalls_per_bucket
+        + study.generation_items
+    )
+    items = len(study.buckets) * in_each_bucket
     if items > _MOST_ITEMS:
         yield (
-            f"the study asks for {items:,} items, texts and needles of all buckets together",
+            f"the study asks for {items:,} items, those of all tasks and buckets together",
             f"lower items_per_bucket or needles_per_depth until there are {_MOST_ITEMS:,} or fewer",
         )
     for key in ("batch", "requests_per_rate") if study.request_rates else ("batch",):
@@ -357,7 +388,15 @@ def _wrong_numbers(study: Study) -> Iterator[tuple[str, str]]:
                     wrong, range_ = not 0 <= number <= 1, "between 0 (the beginning) and 1 (the end)"
                 case "decode_tokens":
                     wrong, range_ = number < 2, "at least 2, for one time between tokens"
-                case "latency_weight" | "baseline_found_floor" | "context_weights" | "seed":
+                case (
+                    "latency_weight"
+                    | "baseline_found_floor"
+                    | "context_weights"
+                    | "seed"
+                    | "window_needles"
+                    | "recalls_per_bucket"
+                    | "generation_items"
+                ):
                     wrong, range_ = number < 0, "0 or more"
                 case _:
                     wrong, range_ = number <= 0, "more than 0"

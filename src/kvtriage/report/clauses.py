@@ -14,6 +14,9 @@ _CLAUSES = {
     "top1": "top-1 changed",
     "needle": "needle NLL",
     "found": "answers lost",
+    "generated": "KL along generated text",
+    "imported": "lm-eval, worse by",
+    "served": "served, slow-down",
     "baseline": "BF16 itself",
     "range": "range beyond the best",
     "capacity": "cache ratio",
@@ -28,9 +31,10 @@ def name_clause(clause: str) -> str:
 
 
 def name_cell(cell: str) -> str:
-    """'bucket 1024' → '1,024 tokens'."""
-    tokens = cell.rpartition(" ")[2]
-    return f"{format_tokens(int(tokens))} tokens" if tokens.isdecimal() else cell
+    """'bucket 1024' → '1,024 tokens', 'recall, bucket 1024' → 'recall, 1,024 tokens'."""
+    part, comma, bucket = cell.rpartition(", ")
+    tokens = bucket.rpartition(" ")[2]
+    return f"{part}{comma}{format_tokens(int(tokens))} tokens" if tokens.isdecimal() else cell
 
 
 def show_interval(reason: Reason) -> str:
@@ -45,7 +49,7 @@ def show_threshold(reason: Reason) -> str:
     if reason.threshold is None:
         return ""
     match reason.clause:
-        case "top1" | "latency" | "found":
+        case "top1" | "latency" | "found" | "served":
             return f"{as_set(reason.threshold * 100)} %"
         case "range":
             return rounded(reason.threshold)
@@ -57,7 +61,7 @@ def show_quantity(clause: str, value: float | None) -> str:
     if value is None:
         return ""
     match clause:
-        case "top1" | "latency" | "found":
+        case "top1" | "latency" | "found" | "served":
             return percent(value)
         case "capacity":
             return times(value)

@@ -49,14 +49,17 @@ class ArmCost:
 
 def cost_arm(plan: Plan, items: Sequence[TaskItem], role: str) -> ArmCost:
     """What an arm of this role costs; one that shares another's trials (`same_as`) costs nothing."""
-    scored = sum(len(item.request.token_ids) for item in items)
+    scored = sum(len(item.request.token_ids) + item.continued for item in items)
     if role not in TIMED_ROLES:
         return ArmCost(scored, 0)
+    continued = [item for item in items if item.continued and role == "baseline"]
+    read, written = sum(len(item.request.token_ids) for item in continued), sum(i.continued - 1 for i in continued)
     first = shapes_to_time(plan)[0]
     work = [(_sequences(one), one.context_len) for one in work_to_time(plan)]
+    steps = sum(count * (plan.study.decode_tokens - 1) for count, _ in work)
     return ArmCost(
-        scored + first.batch * first.context_len + sum(count * length for count, length in work),
-        first.batch * (WARM_UP_TOKENS - 1) + sum(count * (plan.study.decode_tokens - 1) for count, _ in work),
+        scored + read + first.batch * first.context_len + sum(count * length for count, length in work),
+        written + first.batch * (WARM_UP_TOKENS - 1) + steps,
     )
 
 

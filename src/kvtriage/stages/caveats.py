@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from statistics import fmean
 
 from kvtriage.records.case import Reason
@@ -60,6 +60,8 @@ def _how_to_settle(found: Findings) -> str:
             "Measure the arms on servers that give the likelihoods of a prompt, by prompt_logprobs or by echo with "
             "logprobs, or with --engine embedded: no number of items settles this otherwise."
         )
+    if all(reason.clause == "served" for reason in undecided):
+        return "Run vllm bench serve with more requests for every arm, and import them into a new case folder."
     if any(reason.clause == "latency" for reason in undecided):
         return f"Raise latency_repeats (now {study.latency_repeats}) in study.toml and run again in a new case folder."
     if any(reason.noise is not None and abs(reason.value or 0.0) <= reason.noise for reason in undecided):
@@ -74,31 +76,35 @@ def _how_to_settle(found: Findings) -> str:
             "A mean sits on its margin and no practical number of items settles it: "
             "start a new case folder with another margin."
         )
-    settings = [
-        f"{name} = {count} (now {now})"
-        for name, count, now in (
-            ("items_per_bucket", _most(found, (r for r in undecided if r.clause != "needle")), study.items_per_bucket),
-            ("needles_per_depth", _per_depth(found, undecided), study.needles_per_depth),
-        )
-        if count > now
-    ]
+    wanted: dict[str, int] = {}
+    for reason in undecided:
+        key, count = _setting(found, reason)
+        wanted[key] = max(wanted.get(key, 0), count)
+    settings = [f"{key} = {count} (now {now})" for key, count in wanted.items() if count > (now := getattr(study, key))]
     return f"Set {' and '.join(settings)} in study.toml and run again in a new case folder."
+
+
+def _setting(found: Findings, reason: Reason) -> tuple[str, int]:
+    """The key of study.toml that says how many items this cell has, and how many would settle it."""
+    needed, study = _in_each_cell(found, reason) or 0, found.plan.study
+    match reason.clause, reason.cell.rpartition(", ")[0]:
+        case "needle", "":
+            return "needles_per_depth", math.ceil(needed / max(len(study.needle_depths), 1))
+        case "needle", "recall":
+            return "recalls_per_bucket", needed
+        case "needle", _:
+            return "window_needles", needed
+        case "generated", _:
+            return "generation_items", needed
+        case _:
+            return "items_per_bucket", needed
 
 
 def _in_each_cell(found: Findings, reason: Reason) -> int | None:
     """Items that settle it, in each bucket: those of all buckets together are shared among them."""
-    if reason.items_needed is None or reason.cell != "all":
+    if reason.items_needed is None or not reason.cell.endswith("all"):
         return reason.items_needed
     return math.ceil(reason.items_needed / len(found.plan.study.buckets))
-
-
-def _most(found: Findings, reasons: Iterable[Reason]) -> int:
-    return max((_in_each_cell(found, reason) or 0 for reason in reasons), default=0)
-
-
-def _per_depth(found: Findings, undecided: tuple[Reason, ...]) -> int:
-    needles = _most(found, (reason for reason in undecided if reason.clause == "needle"))
-    return math.ceil(needles / max(len(found.plan.study.needle_depths), 1))
 
 
 def _meanwhile(found: Findings) -> str:
@@ -130,6 +136,12 @@ def _of_the_evidence(found: Findings) -> Iterator[str]:
         if lost and not _is_generated(found):
             name = name_arm(found.trials.arms[arm], found.plan.layers)
             yield f"{lost} items could not be scored under {name} or BF16 and are left out of its averages."
+    for reason in found.leaning.reasons:
+        if reason.clause == "found" and reason.items_needed is not None:
+            yield (
+                f"A loss of answers could not be shown here: {reason.items} items cannot settle that clause alone, at "
+                f"least {reason.items_needed} are needed."
+            )
     if not found.bound:
         yield "The scale-free bound was not measured: what an ideal scale would reach is known from other arms alone."
     elif found.evidence.conditions.probe_numerics not in (None, found.evidence.conditions.numerics):

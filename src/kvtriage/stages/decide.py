@@ -14,6 +14,7 @@ from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.server_args import vllm_args
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.case import Evidence, Plan, RepairChoice, ScaleRecord, Sensitivities, Trial, Verdict
+from kvtriage.records.imported import Imported
 from kvtriage.records.values import cache_spec
 from kvtriage.stages.caveats import caveats, items_that_settle, next_step
 from kvtriage.stages.diagnosis import headline, sentences
@@ -32,13 +33,14 @@ def decide(
     trials: Sequence[Trial],
     checkpoint: str | None,
     inputs: Mapping[str, str],
+    imports: Sequence[Imported] = (),
 ) -> Verdict:
     """The verdict record. `checkpoint` is the folder of the overlay that holds the scales.
 
-    Raises CaseError for trials that do not belong to this evidence, EngineError for an arm
+    Raises CaseError for trials or imports that do not belong to this evidence, EngineError for an arm
     whose quantisation never engaged.
     """
-    found = examine(plan, scales, sensitivities, evidence, trials, checkpoint)
+    found = examine(plan, scales, sensitivities, evidence, trials, checkpoint, imports)
     spec, chosen, decided = cache_spec(plan), found.leaning, found.outcome.decided
     return Verdict(
         kvtriage_version=__version__,

@@ -355,7 +355,7 @@ def _needles(found: Findings, rung: Rung) -> str:
         return sum(hits), len(hits)
 
     (before, asked), (after, asked_after) = count(BASELINE), count(rung.arm.name)
-    return f"; needles {before:.0f}/{asked} → {after:.0f}/{asked_after}" if asked else ""
+    return f"; answers found {before:.0f}/{asked} → {after:.0f}/{asked_after}" if asked else ""
 
 
 # --- how sure ---------------------------------------------------------------------------
@@ -366,7 +366,7 @@ def _how_sure(found: Findings) -> str:
     counts = [
         reason.items
         for reason in (rung.reasons or found.bound)
-        if reason.clause in ("kl", "needle") and reason.cell != "all"
+        if reason.clause in ("kl", "needle") and not reason.cell.endswith("all")
     ]
     items = f", {min(counts)} to {max(counts)} items a cell" if counts else ""
     floor = found.trials.noise(KL)

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import price_policy
 from kvtriage.records.case import ArmRecord, Evidence, Plan, Reason, ScaleRecord, Sensitivities, Trial
+from kvtriage.records.imported import Imported, check_imported
 from kvtriage.records.latency import traffic
 from kvtriage.records.pairing import BASELINE, Trials, check_trials, sort_trials
 from kvtriage.records.values import cache_spec
@@ -24,6 +26,7 @@ from kvtriage.stages.clauses import (
     slowdown,
 )
 from kvtriage.stages.findings import Findings
+from kvtriage.stages.imports import imported_clauses
 from kvtriage.stages.ladder import BARS, Outcome, Rung, choose, lean, not_measured, order, swiftest
 from kvtriage.stages.quality import baseline_clauses, quality_clauses
 from kvtriage.stages.reading import UNMET
@@ -39,18 +42,20 @@ def examine(
     evidence: Evidence,
     trials: Sequence[Trial],
     checkpoint: str | None,
+    imports: Sequence[Imported] = (),
 ) -> Findings:
-    """Raises CaseError for trials that do not belong to this evidence, EngineError for an arm
+    """Raises CaseError for trials or imports that do not belong to this evidence, EngineError for an arm
     whose quantisation never engaged.
     """
     check_trials(evidence, plan.study.buckets, trials)
+    check_imported(imports, evidence.arms)
     paired, rule = sort_trials(evidence.arms, trials), plan.study.rule
     rungs = order(
-        _rung(plan, paired, arm)
+        _rung(plan, paired, arm, imports)
         for arm in evidence.arms
         if arm.role == "candidate" and not CachePolicy.decode(arm.policy).is_native
     )
-    native = _rung(plan, paired, paired.arms[BASELINE])
+    native = _rung(plan, paired, paired.arms[BASELINE], ())
     baseline = baseline_clauses(paired, plan.study.buckets, rule)
     broken = any(reason.status == UNMET for reason in baseline)
     by_bytes = Outcome(None) if broken else choose(rungs, native)
@@ -82,7 +87,7 @@ def examine(
     )
 
 
-def _rung(plan: Plan, trials: Trials, arm: ArmRecord) -> Rung:
+def _rung(plan: Plan, trials: Trials, arm: ArmRecord, imports: Sequence[Imported]) -> Rung:
     """BF16's own rung has no quality to lose: capacity is all that can be held against it."""
     rule, context_len = plan.study.rule, max(plan.study.buckets)
     policy = CachePolicy.decode(arm.policy)
@@ -97,6 +102,8 @@ def _rung(plan: Plan, trials: Trials, arm: ArmRecord) -> Rung:
             reasons.append(range_clause(trials, arm.name, reference, rule))
         if rule.latency_weight > 0:
             reasons.append(latency_clause(trials, arm.name, traffic(plan.study), ratio, rule))
+        allowance = rule.latency_weight * math.log2(ratio) if rule.latency_weight > 0 else None
+        reasons += imported_clauses(imports, arm.name, trials.runner(arm.name), allowance, rule)
         if scaling == "per_head":
             reasons.append(backend_clause(arm.name, plan.study.backend))
     reasons.append(capacity_clause(arm.name, ratio, context_len, rule.capacity_floor_ratio))

@@ -24,8 +24,11 @@ _READ_FROM = {
     "kl": "kl of text",
     "nll": "nll of text less BF16's",
     "top1": "top1_changed of text",
-    "needle": "nll of needles less BF16's",
-    "found": "hit of needles against BF16's",
+    "needle": "nll of answers less BF16's",
+    "found": "hit of answers against BF16's",
+    "generated": "kl of continuations",
+    "imported": "lm-eval, by document",
+    "served": "vllm bench serve",
     "range": "kl of text less another arm's",
     "capacity": "the worksheet",
     "latency": "token_s of generations",
@@ -33,7 +36,7 @@ _READ_FROM = {
     "baseline": "BF16's own nll or hits",
 }
 _CAME_OUT = {MET: "met", UNMET: "NOT MET", CANNOT_TELL: "can't tell"}
-_COLUMNS = "  {:<9}{:<13}{:>10}  {:<21}{:>10}{:>7}{:>10}{:>9}  {:<12}{}"
+_COLUMNS = "  {:<10}{:<13}{:>10}  {:<21}{:>10}{:>7}{:>10}{:>9}  {:<12}{}"
 _HEADINGS = ("clause", "cell", "value", "interval", "threshold", "items", "p beyond", "p harm", "came out", "read from")
 
 
@@ -108,7 +111,7 @@ def _table(reasons: tuple[Reason, ...]) -> Iterator[str]:
     if reasons:
         yield _COLUMNS.format(*_HEADINGS)
     for reason in reasons:
-        form = format_share if reason.clause in ("top1", "found", "latency") else _number
+        form = format_share if reason.clause in ("top1", "found", "latency", "served") else _number
         yield _COLUMNS.format(
             reason.clause,
             reason.cell,
@@ -151,9 +154,9 @@ def _standing(rung: Rung) -> str:
         case "unmet" if rung.quality == MET:
             return "keeps every margin, and other scales would win something back: out while anything else holds"
         case "unmet":
-            return f"is out: {named(UNMET, (*QUALITY, 'latency', 'range'))}"
+            return f"is out: {named(UNMET, (*QUALITY, 'latency', 'served', 'range'))}"
         case _:
-            return f"is in doubt: {named(CANNOT_TELL, (*QUALITY, 'latency'))}"
+            return f"is in doubt: {named(CANNOT_TELL, (*QUALITY, 'latency', 'served'))}"
 
 
 def _asides(found: Findings) -> Iterator[str]:

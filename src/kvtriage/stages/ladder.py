@@ -32,7 +32,7 @@ from kvtriage.stats import Ratio
 
 __all__ = ["BARS", "Outcome", "Rung", "choose", "lean", "not_measured", "order", "repair_of", "swiftest"]
 
-BARS = ("backend", "capacity", "latency")
+BARS = ("backend", "capacity", "latency", "served")
 """Clauses that can forbid an arm whatever it does to the answers."""
 
 _MACHINERY = {"unit": 0, "per_tensor": 1, "per_head": 2, "native": 3}
@@ -55,8 +55,8 @@ class Rung:
 
     @property
     def quality(self) -> str:
-        """Quality, and latency where the rule gives it weight."""
-        return worst(r.status for r in self.reasons if r.clause in (*QUALITY, "latency"))
+        """Quality, and times where the rule gives them weight."""
+        return worst(r.status for r in self.reasons if r.clause in (*QUALITY, "latency", "served"))
 
     @property
     def soundness(self) -> str:

@@ -14,6 +14,7 @@ from kvtriage.kvcache.price import capacity_tokens, price_policy
 from kvtriage.records.case import (
     ArmRecord,
     CapacityTrial,
+    ContinuationTrial,
     LoadTrial,
     Plan,
     PoolTrial,
@@ -111,6 +112,31 @@ class Measuring:
         """What this arm has no trial of yet."""
         have = {work_of(t) for t in self.trials if isinstance(t, TimingTrial | LoadTrial) and t.arm == arm.name}
         return [work for work in work_to_time(self.plan) if work not in have]
+
+    def written(self, item: TaskItem) -> TaskItem | None:
+        """The item with what BF16 wrote behind it; None where that is still to be written."""
+        if not item.continued:
+            return item
+        key = (item.task, item.request.item_id)
+        there = (t for t in self.trials if isinstance(t, ContinuationTrial) and (t.task, t.item_id) == key)
+        return next((item.carry_on(trial.token_ids) for trial in there), None)
+
+    def write(self, session: Session, arm: Arm, item: TaskItem) -> TaskItem:
+        """`written`, after letting `session`, which is BF16's, write it where it has not yet."""
+        there = self.written(item)
+        if there is not None:
+            return there
+        ((token_ids),) = session.generate([item.request.token_ids], item.continued).token_ids
+        self.add(
+            ContinuationTrial(
+                arm=arm.name,
+                task=item.task,
+                item_id=item.request.item_id,
+                token_ids=tuple(token_ids),
+                conditions=self.conditions,
+            )
+        )
+        return item.carry_on(token_ids)
 
     def add_score(self, arm: Arm, item: TaskItem, response: ScoreResponse, reference: ScoreResponse) -> None:
         self.add(

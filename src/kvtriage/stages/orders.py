@@ -61,12 +61,21 @@ def _score_items(run: Measuring, items: Sequence[TaskItem], arms: Sequence[Arm],
         if not missing:
             continue
         asked = [baseline, *(arm for arm in others if arm.name in missing)]
+        whole = _write(run, item, baseline)
         reference: ScoreResponse | None = None
-        for arm, response in zip(asked, across(partial(_score, run, item), asked), strict=True):
+        for arm, response in zip(asked, across(partial(_score, run, whole), asked), strict=True):
             reference = response if reference is None else reference
             if arm.name in missing:
-                run.add_score(arm, item, response, reference)
+                run.add_score(arm, whole, response, reference)
     run.report("scoring items", len(items), len(items))
+
+
+def _write(run: Measuring, item: TaskItem, baseline: Arm) -> TaskItem:
+    there = run.written(item)
+    if there is not None:
+        return there
+    with run.engine.open(baseline) as session:
+        return run.write(session, baseline, item)
 
 
 def _score(run: Measuring, item: TaskItem, arm: Arm) -> ScoreResponse:
@@ -127,7 +136,8 @@ def _answers(
     what = f"scoring items under {arm.name}"
     for number, item in enumerate(asked):
         run.report(what, number, len(asked))
-        yield item, session.score(item.request)
+        whole = run.write(session, arm, item)
+        yield whole, session.score(whole.request)
     run.report(what, len(asked), len(asked))
 
 

@@ -1,8 +1,9 @@
 """Quality, cell by cell: what an arm does to the answers, against the margins of the rule.
 
     kl, nll, top1   of running text, per context bucket and over all     mean ≤ margin
-    needle          likelihood of retrieved answers, ditto               mean ≤ margin
-    found           answers found, all buckets together                  no loss shown (exact McNemar)
+    needle          likelihood of retrieved answers, ditto, task by task mean ≤ margin
+    found           answers found, all tasks and buckets together        no loss shown (exact McNemar)
+    generated       KL along what BF16 writes, per span of its tokens    mean ≤ kl_margin
 
 The mean over all buckets cannot be beyond a margin unless some bucket is, and it has more items
 to show it with: a drift that is alike in all buckets is found there first.
@@ -11,68 +12,34 @@ Two questions are asked of a cell, and each is corrected for being asked of many
 the margin?* is one-sided and decides. *Is it different from BF16 at all?* is two-sided, is
 asked of the readings that may go either way, and is told: harm within a margin is still harm.
 Passing needs no correction, because an arm has to pass in every cell.
+
+`found` is the one clause that so many items may be unable to settle at all: where even losing every
+answer would not be shown, that is said, and the clause forbids nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median_low
 
 from kvtriage.records.case import Reason
 from kvtriage.records.pairing import (
     BASELINE,
-    KL,
+    FIRST_DIVERGENCE,
     NEEDLE_HIT,
-    NEEDLE_NLL,
     NLL,
-    TOP1,
-    Measure,
     Trials,
-    is_needle,
 )
 from kvtriage.records.study import Rule
+from kvtriage.stages.cells import Cell, quality_cells
 from kvtriage.stages.reading import CANNOT_TELL, INSIDE_NOISE, MET, UNMET, Reading, read_paired
 from kvtriage.stages.wording import format_against, format_chance, format_interval, format_nats, format_share
 from kvtriage.stats import holm, items_needed, losses_shown, mcnemar, paired_interval, share_interval
 
 __all__ = ["QUALITY", "baseline_clauses", "quality_clauses"]
 
-QUALITY = ("kl", "nll", "top1", "needle", "found")
-
-
-@dataclass(frozen=True)
-class _Quality:
-    """One quality clause: what it reads, how that is called, and how its values are written."""
-
-    measure: Measure
-    what: str
-    form: Callable[[float], str]
-    above_bf16: bool = False
-    """Whether the value is what lies above BF16's own, and not a distance."""
-
-
-_QUALITIES = {
-    "kl": _Quality(KL, "KL from BF16", format_nats),
-    "nll": _Quality(NLL, "NLL", format_nats, above_bf16=True),
-    "top1": _Quality(TOP1, "most likely token changed", format_share),
-    "needle": _Quality(NEEDLE_NLL, "NLL of the retrieved answer", format_nats, above_bf16=True),
-}
-
-
-@dataclass(frozen=True)
-class _Cell:
-    clause: str
-    arm: str
-    bucket: int | None
-    """None is all buckets together."""
-
-    @property
-    def name(self) -> str:
-        return "all" if self.bucket is None else f"bucket {self.bucket}"
-
-    @property
-    def quality(self) -> _Quality:
-        return _QUALITIES[self.clause]
+QUALITY = ("kl", "nll", "top1", "needle", "found", "generated", "imported")
 
 
 @dataclass(frozen=True)
@@ -92,12 +59,7 @@ class _Found:
 
 def quality_clauses(trials: Trials, arms: Sequence[str], buckets: Iterable[int], rule: Rule) -> tuple[Reason, ...]:
     """The clauses of all cells of `arms`, which are one family: what is corrected for is their number."""
-    asked = trials.scores_of(BASELINE).values()
-    texts = sorted({*buckets} | {trial.bucket for trial in asked if not is_needle(trial)})
-    needles = sorted({trial.bucket for trial in asked if is_needle(trial)})
-    kinds = [(clause, bucket) for bucket in _with_all(texts) for clause in ("kl", "nll", "top1")]
-    kinds += [("needle", bucket) for bucket in _with_all(needles)]
-    cells = [_Cell(clause, arm, bucket) for arm in arms for clause, bucket in kinds]
+    cells = quality_cells(trials, arms, buckets)
     found = [_Found(arm, *sides) for arm in arms if (sides := trials.changed_sides(arm))[2]]
     readings = _corrected(trials, cells, rule)
     by_cell = dict(zip(cells, readings, strict=True))
@@ -105,11 +67,6 @@ def quality_clauses(trials: Trials, arms: Sequence[str], buckets: Iterable[int],
     reasons = [_reason(trials, cell, replace(read, p_harm=harms.get(cell)), rule) for cell, read in by_cell.items()]
     reasons += [_found_reason(entry, harms[entry], len(harms), rule) for entry in found]
     return tuple(sorted(reasons, key=lambda reason: arms.index(reason.arm)))
-
-
-def _with_all(buckets: Sequence[int]) -> tuple[int | None, ...]:
-    """One bucket is all there is, and is not read twice."""
-    return (*buckets, None) if len(buckets) > 1 else tuple(buckets)
 
 
 def baseline_clauses(trials: Trials, buckets: Iterable[int], rule: Rule) -> tuple[Reason, ...]:
@@ -146,12 +103,18 @@ def baseline_clauses(trials: Trials, buckets: Iterable[int], rule: Rule) -> tupl
     return tuple(reasons)
 
 
-def _corrected(trials: Trials, cells: Sequence[_Cell], rule: Rule) -> list[Reading]:
+def _corrected(trials: Trials, cells: Sequence[Cell], rule: Rule) -> list[Reading]:
     """The cells read, each with its p_beyond as it stands among all of them, and the items that settle it there."""
-    margins = {"kl": rule.kl_margin, "nll": rule.nll_margin, "top1": rule.top1_margin, "needle": rule.needle_margin}
-    drifts = [trials.drift(cell.quality.measure, cell.arm, cell.bucket) for cell in cells]
+    margins = {
+        "kl": rule.kl_margin,
+        "nll": rule.nll_margin,
+        "top1": rule.top1_margin,
+        "needle": rule.needle_margin,
+        "generated": rule.kl_margin,
+    }
+    drifts = [trials.drift(cell.measure, cell.arm, cell.bucket) for cell in cells]
     alone = [
-        read_paired(drift, margins[cell.clause], rule, trials.noise(cell.quality.measure, cell.bucket))
+        read_paired(drift, margins[cell.clause], rule, trials.noise(cell.measure, cell.bucket))
         for cell, drift in zip(cells, drifts, strict=True)
     ]
     scored = {index: p for index, read in enumerate(alone) if (p := read.p_beyond) is not None}
@@ -171,16 +134,16 @@ def _adjust(chances: Sequence[float], rule: Rule) -> Sequence[float]:
     return holm(chances) if rule.correction == "holm" else chances
 
 
-def _harms(readings: Mapping[_Cell, Reading], found: Sequence[_Found], rule: Rule) -> dict[_Cell | _Found, float]:
+def _harms(readings: Mapping[Cell, Reading], found: Sequence[_Found], rule: Rule) -> dict[Cell | _Found, float]:
     """Two-sided p of a difference from BF16, corrected, of every cell that may go either way."""
-    chances: dict[_Cell | _Found, float] = {
+    chances: dict[Cell | _Found, float] = {
         cell: read.p_other for cell, read in readings.items() if cell.quality.above_bf16 and read.p_other is not None
     }
     chances |= {entry: entry.chance for entry in found}
     return dict(zip(chances, _adjust(tuple(chances.values()), rule), strict=True))
 
 
-def _reason(trials: Trials, cell: _Cell, read: Reading, rule: Rule) -> Reason:
+def _reason(trials: Trials, cell: Cell, read: Reading, rule: Rule) -> Reason:
     quality = cell.quality
     if read.value is None:
         text = f"{quality.what}: not measured"
@@ -192,7 +155,9 @@ def _reason(trials: Trials, cell: _Cell, read: Reading, rule: Rule) -> Reason:
         text += INSIDE_NOISE if read.inside_noise else _harm_words(read, rule)
         text += _doubt_words(read, form)
     if cell.clause == "needle":
-        text += "; " + _hits(trials, cell.arm, cell.bucket, rule.confidence)
+        text += "; " + _hits(trials, cell, rule.confidence)
+    if cell.clause == "generated":
+        text += _alike(trials, cell)
     return read.reason(cell.clause, cell.arm, cell.name, text)
 
 
@@ -221,8 +186,12 @@ def _found_reason(found: _Found, chance: float, family: int, rule: Rule) -> Reas
     harmed = chance <= level and found.lost > found.won
     shown = "a loss is shown" if harmed else "no loss is shown"
     least = losses_shown(level / family if rule.correction == "holm" else level)
-    power = f"; {least} lost and none won would show one" if not harmed and least <= found.asked else ""
-    power = power or ("" if harmed else f"; {found.asked} items are too few to show one, {least} would do")
+    too_few = not harmed and found.asked < least
+    power = "" if harmed else f"; {least} lost and none won would show one"
+    if too_few:
+        power = (
+            f"; {found.asked} items cannot settle this clause alone, at least {least} are needed, so it forbids nothing"
+        )
     return Reason(
         clause="found",
         arm=found.arm,
@@ -233,16 +202,28 @@ def _found_reason(found: _Found, chance: float, family: int, rule: Rule) -> Reas
         threshold=0.0,
         status=UNMET if harmed else MET,
         items=found.asked,
-        items_needed=None,
+        items_needed=least if too_few else None,
         text=f"of {found.asked} answers {found.lost} that BF16 found are lost and {found.won} are won: {shown} "
         f"(p {format_chance(chance)}){power}",
         p_harm=chance,
     )
 
 
-def _hits(trials: Trials, arm: str, bucket: int | None, confidence: float) -> str:
-    before, after = (trials.drift(NEEDLE_HIT, name, bucket).values for name in (BASELINE, arm))
-    text = f"{sum(before):.0f}/{len(before)} needles found in BF16, {sum(after):.0f}/{len(after)} here"
+def _alike(trials: Trials, cell: Cell) -> str:
+    """'; 5 of 8 texts would be written alike up to here, the median one for 61 tokens'."""
+    alike = trials.drift(cell.of("alike"), cell.arm, cell.bucket).values
+    if not alike:
+        return ""
+    first = trials.drift(FIRST_DIVERGENCE, cell.arm, cell.bucket).values
+    return (
+        f"; {sum(alike):.0f} of {len(alike)} texts would be written alike up to here, the median one for "
+        f"{median_low(first):.0f} tokens"
+    )
+
+
+def _hits(trials: Trials, cell: Cell, confidence: float) -> str:
+    before, after = (trials.drift(cell.of("hit"), name, cell.bucket).values for name in (BASELINE, cell.arm))
+    text = f"{sum(before):.0f}/{len(before)} answers found in BF16, {sum(after):.0f}/{len(after)} here"
     if not after:
         return text
     share = share_interval(round(sum(after)), len(after), confidence)

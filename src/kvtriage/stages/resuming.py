@@ -7,7 +7,16 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 
 from kvtriage.errors import CaseError
-from kvtriage.records.case import CapacityTrial, LoadTrial, PoolTrial, ScoreTrial, TimingTrial, Trial
+from kvtriage.records.case import (
+    CapacityTrial,
+    ContinuationTrial,
+    LoadTrial,
+    PoolTrial,
+    ScoreTrial,
+    TimingTrial,
+    Trial,
+)
+from kvtriage.records.pairing import BASELINE
 from kvtriage.stages.measuring import Work, work_of
 from kvtriage.tasks.base import TaskItem
 
@@ -51,6 +60,9 @@ def check_done(
                     raise _foreign(number, "holds a time that is negative or not a number")
             case CapacityTrial(context_len=context_len, batch=batch):
                 key = ("capacity", trial.arm, context_len, batch)
+            case ContinuationTrial(task=task, item_id=item_id):
+                key = ("continuation", task, item_id)
+                _check_continuation(number, trial, asked.get((task, item_id)))
             case PoolTrial():
                 key = ("pool", trial.arm)
         if key in seen:
@@ -69,12 +81,22 @@ def _times(trial: TimingTrial | LoadTrial) -> tuple[float, ...]:
 def _check_score(number: int, trial: ScoreTrial, item: TaskItem | None) -> None:
     if item is None:
         raise _foreign(number, f"scores item {trial.item_id!r} of task {trial.task!r}, which this study does not ask")
-    scored = len(item.request.token_ids) - item.request.score_from
-    if (trial.bucket, trial.scored_tokens) != (item.bucket, scored):
+    if (trial.bucket, trial.scored_tokens) != (item.bucket, item.scored):
         raise _foreign(
             number,
             f"scores {trial.scored_tokens} tokens of bucket {trial.bucket}, "
-            f"where this study asks for {scored} of bucket {item.bucket}",
+            f"where this study asks for {item.scored} of bucket {item.bucket}",
+        )
+
+
+def _check_continuation(number: int, trial: ContinuationTrial, item: TaskItem | None) -> None:
+    if item is None or not item.continued:
+        raise _foreign(number, f"continues item {trial.item_id!r} of task {trial.task!r}, which this study does not")
+    if trial.arm != BASELINE or len(trial.token_ids) != item.continued:
+        raise _foreign(
+            number,
+            f"holds {len(trial.token_ids)} tokens written by arm {trial.arm!r}, "
+            f"where this study has {BASELINE!r} write {item.continued}",
         )
 
 

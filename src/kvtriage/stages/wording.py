@@ -20,7 +20,14 @@ __all__ = [
 ]
 
 _SCALES = {"unit": "scale 1", "per_tensor": "per-tensor scales", "per_head": "per-head scales"}
-_CLAUSES = {"kl": "KL", "nll": "NLL", "top1": "top-1", "needle": "retrieval", "found": "answers found"}
+_CLAUSES = {
+    "kl": "KL",
+    "nll": "NLL",
+    "top1": "top-1",
+    "needle": "retrieval",
+    "found": "answers found",
+    "generated": "KL along generated text",
+}
 
 
 def format_nats(value: float) -> str:
@@ -87,9 +94,15 @@ def name_arm(arm: ArmRecord, geometry: Sequence[LayerGeometry]) -> str:
 
 
 def name_clause(clause: str, cell: str) -> str:
-    """('nll', 'bucket 1024') → 'NLL at 1,024 tokens'; ('kl', 'all') → 'KL over all lengths'; else the clause alone."""
-    tokens = cell.rpartition(" ")[2]
+    """('nll', 'bucket 1024') → 'NLL at 1,024 tokens'; ('kl', 'all') → 'KL over all lengths'; else the clause alone.
+
+    What stands before the bucket is told too: ('needle', 'recall, all') → 'retrieval (recall) over all lengths'.
+    """
+    part, _, bucket = cell.rpartition(", ")
+    tokens = bucket.rpartition(" ")[2]
     where = f" at {int(tokens):,} tokens" if tokens.isdecimal() else ""
-    if cell == "all" and clause in ("kl", "nll", "top1", "needle"):
+    if bucket == "all" and clause in ("kl", "nll", "top1", "needle", "generated"):
         where = " over all lengths"
-    return f"{_CLAUSES.get(clause, clause)}{where}"
+    if clause in ("imported", "served"):
+        return cell
+    return f"{_CLAUSES.get(clause, clause)}{f' ({part})' if part else ''}{where}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kvtriage.engines.base import ScoreRequest, ScoreResponse, Tokenizer
@@ -30,8 +30,20 @@ class TaskItem:
 
     task: str
     bucket: int
-    """Tokens of the whole request."""
+    """Tokens of the whole request; what is written behind it aside."""
     request: ScoreRequest
+    continued: int = 0
+    """Tokens that BF16 writes behind the request, greedily, before any arm reads the whole."""
+
+    @property
+    def scored(self) -> int:
+        """Tokens that an answer marks."""
+        return len(self.request.token_ids) + self.continued - self.request.score_from
+
+    def carry_on(self, written: Sequence[int]) -> TaskItem:
+        """The item with what BF16 wrote: its request is whole then, and nothing is to be written any more."""
+        request = replace(self.request, token_ids=(*self.request.token_ids, *written))
+        return replace(self, request=request, continued=self.continued - len(written))
 
 
 class Task(Protocol):
@@ -48,8 +60,13 @@ class Task(Protocol):
         """Of `nll`, the metric every task has."""
         ...
 
-    def items(self, split: Split, study: Study, tokenizer: Tokenizer) -> tuple[TaskItem, ...]:
-        """What is asked. Pure: the same arguments give the same items. Raises StudyError."""
+    def items(
+        self, split: Split, study: Study, tokenizer: Tokenizer, windows: Sequence[int] = ()
+    ) -> tuple[TaskItem, ...]:
+        """What is asked. Pure: the same arguments give the same items. Raises StudyError.
+
+        `windows` are the sliding windows of the model's layers in tokens, each once.
+        """
         ...
 
     def score(self, item: TaskItem, response: ScoreResponse, reference: ScoreResponse) -> Metrics:

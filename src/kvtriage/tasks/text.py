@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtriage.engines.base import ScoreRequest, ScoreResponse, Tokenizer
@@ -20,7 +21,9 @@ class TextTask:
     version: int = 1
     unit: str = "nats per token"
 
-    def items(self, split: Split, study: Study, tokenizer: Tokenizer) -> tuple[TaskItem, ...]:
+    def items(
+        self, split: Split, study: Study, tokenizer: Tokenizer, windows: Sequence[int] = ()
+    ) -> tuple[TaskItem, ...]:
         """The last `study.score_tokens` of each item are scored; a valid study leaves at least half as context."""
         return tuple(
             TaskItem(

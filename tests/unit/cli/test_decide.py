@@ -10,10 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvtriage import __version__
-from kvtriage.cli.case import TRIALS, open_case
 from kvtriage.cli.main import main
-from kvtriage.records.case import Evidence, Plan, ScaleRecord, Sensitivities
+from kvtriage.records.case import Plan
+from tests.unit.cli.written_cases import write_case
 from tests.unit.stages.verdict_cases import OFFSET, UNDERFLOW, Case, drifting
 
 Write = Callable[[Case], Path]
@@ -21,18 +20,7 @@ Write = Callable[[Case], Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    def written(case: Case) -> Path:
-        folder = tmp_path / "case"
-        own = {"kvtriage_version": __version__}
-        with open_case(folder, create=True) as there:
-            there.save(msgspec.structs.replace(case.plan(), **own))
-            there.save(msgspec.structs.replace(case.scales(), **own, inputs=there.inputs_for(ScaleRecord)))
-            there.save(msgspec.structs.replace(case.sensitivities(), **own, inputs=there.inputs_for(Sensitivities)))
-            (folder / TRIALS).write_bytes(b"".join(msgspec.json.encode(t) + b"\n" for t in case.trials()))
-            there.save(msgspec.structs.replace(case.evidence(), **own, inputs=there.inputs_for(Evidence)))
-        return folder
-
-    return written
+    return lambda case: write_case(tmp_path / "case", case)
 
 
 def test_explain_walks_through_every_clause(write: Write, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from kvtriage.cli.dry_run_options import Speed, remembered_speed
 from kvtriage.cli.job import Subject
 from kvtriage.cli.main import main
 from kvtriage.cli.options import Servers
-from kvtriage.records.case import TimingTrial, Trial
+from kvtriage.records.case import ContinuationTrial, TimingTrial, Trial
 from kvtriage.stages.ablate import ablate
 from kvtriage.stages.loading import arrivals
 from tests.unit.engines.vllm.fleets import Stable
@@ -117,6 +117,25 @@ def test_the_requests_are_those_that_are_sent(tmp_path: Path) -> None:
     assert len(scored) == len(case.items)
     assert "bound" in scored[0]["arms"]
     assert all("bound" not in row["arms"] for row in rows if row["purpose"] != "score")
+
+
+def test_what_bf16_will_write_is_asked_of_it_alone(tmp_path: Path) -> None:
+    """What the arms then read is not known before, so no line says it; on the servers each of them reads the same."""
+    study = msgspec.structs.replace(SMALL, generation_items=1, generated_tokens=8)
+    case, stable = FakeCase(study=study), Stable(FakeCase().spec, tmp_path)
+    scales, sensitivities = case.calibrate(), case.diagnose()
+    file, trials = tmp_path / "requests.jsonl", list[Trial]()
+    speed, servers = Speed(1e-4, 1e-2), Servers()
+    with stable.engine() as engine:
+        print_dry_run(subject_of(case), engine, scales, sensitivities, speed=speed, servers=servers, requests=file)
+        ablate(case.plan, scales, sensitivities, case.items, case.split, engine, [], trials.append, silent, {})
+    rows = [row for row in map(json.loads, file.read_text().splitlines()) if row.get("task") == "generation"]
+    assert {(row["purpose"], *row["arms"], row["body"]["max_tokens"]) for row in rows} == {("continue", "bf16", 8)}
+    written = [trial for trial in trials if isinstance(trial, ContinuationTrial)]
+    assert [(trial.arm, len(trial.token_ids)) for trial in written] == [("bf16", 8)] * len(rows)
+    prompt = [*rows[0]["body"]["prompt"], *written[0].token_ids]
+    readers = [server for server in stable.started if any(body.get("prompt") == prompt for body in server.bodies)]
+    assert len(readers) == len(stable.started) > 2
 
 
 def _plain(body: dict[str, Any]) -> dict[str, Any]:

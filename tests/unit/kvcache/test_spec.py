@@ -40,6 +40,11 @@ def test_layers_of_each_kind() -> None:
     assert GPT_OSS_20B.layers[0].queries_per_kv_head == 8
 
 
+def test_windows_are_those_of_sliding_layers_each_once() -> None:
+    assert GPT_OSS_20B.windows == (128,)
+    assert spec_of(layer(0)).windows == ()
+
+
 def test_hybrid_means_more_than_one_kind() -> None:
     assert GPT_OSS_20B.is_hybrid
     assert not spec_of(layer(0), layer(1)).is_hybrid

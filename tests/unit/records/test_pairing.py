@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from kvtriage.records.case import ArmRecord, ScoreTrial, TimingTrial, Trial
-from kvtriage.records.pairing import KL, NEEDLE_HIT, NEEDLE_NLL, NLL, TOP1, Trials, is_needle, sort_trials
+from kvtriage.records.pairing import KL, NEEDLE_HIT, NEEDLE_NLL, NLL, TOP1, Trials, kind_of, sort_trials
 
 
 def arm(name: str, role: str = "candidate", same_as: str | None = None) -> ArmRecord:
@@ -47,7 +47,7 @@ def test_needles_are_told_from_text_and_buckets_from_each_other() -> None:
         score("bf16", "n", 512, nll=3.0, hit=1.0),
     ]
     trials = sort_trials(ARMS, rows)
-    assert [is_needle(row) for row in rows] == [False, False, True]
+    assert [kind_of(row) for row in rows] == ["text", "text", "retrieval"]
     assert trials.drift(NLL, "bf16", 512).values == (0.0,)
     assert len(trials.drift(NLL, "bf16").values) == 2
     assert trials.drift(NEEDLE_HIT, "bf16").values == (1.0,)

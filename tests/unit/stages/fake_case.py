@@ -90,7 +90,9 @@ class FakeCase:
 
     @property
     def items(self) -> tuple[TaskItem, ...]:
-        return TASKS["text"].items(self.split, self.study, self.engine.tokenizer)
+        """Texts, and continuations where the study asks for any."""
+        tasks = (TASKS["text"], TASKS["generation"])
+        return tuple(item for task in tasks for item in task.items(self.split, self.study, self.engine.tokenizer))
 
     def calibrate(self) -> ScaleRecord:
         return calibrate(self.plan, self.split, self.engine, silent, {})

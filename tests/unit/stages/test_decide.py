@@ -477,10 +477,10 @@ def test_an_arm_that_is_another_answers_with_its_trials() -> None:
 def test_needle_hits_are_told() -> None:
     verdict = replace(Case(), hits={"fp8_unit": 5}).decide()
     assert (
-        "6/6 needles found in BF16, 5/6 here (43.6 % to 97.0 %)"
+        "6/6 answers found in BF16, 5/6 here (43.6 % to 97.0 %)"
         in reason(verdict, "needle", "fp8_unit", "bucket 256").text
     )
-    assert "needles 12/12 → 10/12" in said(verdict)
+    assert "answers found 12/12 → 10/12" in said(verdict)
 
 
 # --- capacity and latency -----------------------------------------------------------------

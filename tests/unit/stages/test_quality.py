@@ -10,8 +10,9 @@ import pytest
 
 from kvtriage.records.case import Reason, ScoreTrial
 from kvtriage.records.pairing import Trials, sort_trials
-from kvtriage.records.study import Rule
+from kvtriage.records.study import Rule, Study
 from kvtriage.stages.quality import baseline_clauses, quality_clauses
+from kvtriage.stats import losses_shown
 from tests.unit.stages.verdict_cases import OFFSET, SPREAD_HEADS, UNDERFLOW, Case, drifting
 
 
@@ -137,7 +138,11 @@ def test_more_arms_make_a_larger_family() -> None:
 @pytest.mark.parametrize(
     ("kept", "status", "said"),
     [
-        (6, "met", "0 that BF16 found are lost and 0 are won: no loss is shown (p 1); 9 lost and none won would"),
+        (
+            6,
+            "met",
+            "0 that BF16 found are lost and 0 are won: no loss is shown (p 1); 9 lost and none won would show one",
+        ),
         (3, "met", "6 that BF16 found are lost"),
         (1, "unmet", "10 that BF16 found are lost and 0 are won: a loss is shown (p 0.00"),
     ],
@@ -147,6 +152,28 @@ def test_lost_answers(kept: int, status: str, said: str) -> None:
     found = clauses(replace(Case(), hits={"fp8_unit": kept}, needle={"fp8_unit": 0.0}))["found", "all"]
     assert found.status == status
     assert said in found.text
+
+
+def test_so_few_needles_that_no_loss_could_be_shown_forbid_nothing_and_are_said_to() -> None:
+    """Six needles in one bucket, four of them lost: with the three tests of the family seven would have to be."""
+    trials = [
+        trial
+        for trial in replace(Case(), hits={"fp8_unit": 2}).trials()
+        if not (isinstance(trial, ScoreTrial) and trial.bucket == 1024)
+    ]
+    reasons = quality_clauses(sort_trials(Case().arms(), trials), ["fp8_unit"], (256,), Rule())
+    (found,) = [reason for reason in reasons if reason.clause == "found"]
+    assert found.status == "met"
+    assert found.items_needed == 7
+    assert "6 items cannot settle this clause alone, at least 7 are needed, so it forbids nothing" in found.text
+
+
+def test_the_default_study_asks_enough_needles_to_show_a_loss() -> None:
+    """As many tests as candidates and attention types have: NLL and retrieval in two buckets and over both, found."""
+    study = Study()
+    asked = len(study.buckets) * len(study.needle_depths) * study.needles_per_depth
+    for families in (1, 2):
+        assert losses_shown((1 - study.rule.confidence) / (7 * families)) <= asked
 
 
 def test_a_lost_answer_forbids_an_arm() -> None:

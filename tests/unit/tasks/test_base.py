@@ -26,7 +26,7 @@ def test_an_answer_against_itself_has_not_drifted() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("task", ["text", "needle"])
+@pytest.mark.parametrize("task", list(TASKS))
 def test_what_could_not_be_scored_is_none_and_not_zero(task: str, bad: float) -> None:
     broken = replace(RESPONSE, nll=(0.5, bad, 1.5, 2.0))
     marks = TASKS[task].score(ITEM, broken, REFERENCE)
@@ -59,5 +59,5 @@ def test_there_is_no_mean_of_nothing(values: tuple[float, ...]) -> None:
 
 
 def test_tasks_are_found_by_their_own_names() -> None:
-    assert list(TASKS) == ["text", "needle"]
+    assert list(TASKS) == ["text", "needle", "window_inside", "window_past", "recall", "generation"]
     assert all(task.name == name and task.version >= 1 and task.unit for name, task in TASKS.items())

@@ -20,11 +20,15 @@ class WordTokenizer:
     """One token a word, and a count of the characters that it was asked to read."""
 
     bos: tuple[int, ...] = (BOS,)
+    eos: tuple[int, ...] = ()
     characters: int = 0
 
     def encode(self, text: str) -> list[int]:
         self.characters += len(text)
         return [BOS if word == "<bos>" else 10 + zlib.crc32(word.encode()) for word in text.split()]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return " ".join(map(str, token_ids))
 
     def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
         return "".join(f"<{message['role']}> {message['content']}\n" for message in messages)

@@ -26,6 +26,15 @@ class _HuggingFaceTokenizer:
         bos = self._tokenizer.bos_token_id
         return (bos,) if bos is not None and first == [bos] else ()
 
+    @property
+    def eos(self) -> tuple[int, ...]:
+        eos = self._tokenizer.eos_token_id
+        return () if eos is None else (eos,)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
