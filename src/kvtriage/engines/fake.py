@@ -24,10 +24,14 @@ from kvtriage.engines.base import (
     Progress,
     ScoreRequest,
     ScoreResponse,
+    Screening,
     Tokenizer,
+    Treatments,
     check_arm,
 )
+from kvtriage.fp8.anatomy import Anatomy, LayerAnatomy, OperandError
 from kvtriage.fp8.e4m3 import MAX, SUB_OCTAVES
+from kvtriage.fp8.magnitudes import BINS, BINS_PER_OCTAVE, LOWEST_OCTAVE, Magnitudes
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.fp8.stats import EXPONENT_MAX, EXPONENT_MIN, HeldOut, HeldOutShare, KVStats, RangeStats
 from kvtriage.kvcache.policy import Fp8, Mantissa, Native, Scaling
@@ -38,6 +42,10 @@ __all__ = ["FakeEngine", "FakeTokenizer"]
 
 _HEALTHY = 0.0004
 """Nats per token that FP8 costs in a healthy layer."""
+
+
+_SMALL = 2.0**-14
+"""Flushed to 0 at scale 1."""
 
 
 class FakeTokenizer:
@@ -104,6 +112,19 @@ class FakeEngine:
         progress(len(arms), len(arms))
         return [[self._damage(arm, request.item_id) for request in requests] for arm in arms]
 
+    def screen(
+        self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], treatments: Treatments, progress: Progress
+    ) -> Screening:
+        """A fifth too low throughout, for an eighth of the tokens."""
+        progress(len(requests), len(requests))
+        tokens, layers = sum(len(request.token_ids) for request in requests), self.spec.num_layers
+        computed = sum(layers - arm.policy.first_quantized_layer for arm in arms)
+        return Screening(
+            damage=tuple(tuple(0.8 * self._damage(arm, request.item_id) for request in requests) for arm in arms),
+            anatomy=Anatomy(tuple(self._anatomy(layer, treatments) for layer in self.spec.layers), tokens),
+            evaluated=layers * tokens + computed * tokens // 8,
+        )
+
     def observe(self, prompts: Sequence[Sequence[int]], position_edges: Sequence[int], progress: Progress) -> KVStats:
         progress(len(prompts), len(prompts))
         tensors = {}
@@ -144,6 +165,28 @@ class FakeEngine:
             damage += self.range_.get(layer.layer_idx, 0.0) * (fmt.scaling is Scaling.UNIT)
             damage += self.spread.get(layer.layer_idx, 0.0) * (fmt.scaling is not Scaling.PER_HEAD)
         return damage * share
+
+    def _anatomy(self, layer: LayerSpec, treatments: Treatments) -> LayerAnatomy:
+        """Damaged heads hold numbers far below E4M3's range, in the right proportion; all others hold 4."""
+        size = np.full(layer.num_kv_heads, 4.0)
+        size[: 1 if layer.layer_idx in self.spread else 0] = _SMALL
+        size[:] = _SMALL if layer.layer_idx in self.range_ else size
+        heads = {"q": layer.num_attention_heads, "p": layer.num_attention_heads}
+        names = ["unit", *(str(scales.scaling) for scales in treatments.scales), "mantissa"]
+        queries = np.repeat(size, layer.queries_per_kv_head)
+        operands = {}
+        for operand in ("q", "k", "v", "p"):
+            for name in names[:1] if operand == "p" else names[:-1] if operand == "q" else names:
+                lost = np.where((queries == _SMALL) & (name == "unit"), 1.0, 1e-3)
+                signal = np.ones(heads.get(operand, layer.num_kv_heads))
+                cache = np.zeros((len(signal), 4))
+                cache[:, -1] = 1e-3
+                operands[operand, name] = OperandError(signal, cache, np.stack([lost, 0 * lost, lost, lost], axis=1))
+        moments = np.zeros((layer.num_kv_heads, 3, BINS))
+        bins = ((np.log2(size) - LOWEST_OCTAVE) * BINS_PER_OCTAVE).astype(int)
+        moments[np.arange(len(size)), :, bins] = np.stack([np.ones_like(size), size, size**2], axis=1)
+        held = Magnitudes(moments)
+        return LayerAnatomy(np.ones(layer.num_attention_heads), operands, {"k": held, "v": held})
 
 
 @dataclass

@@ -16,6 +16,7 @@ Two numerics:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -27,10 +28,20 @@ from kvtriage.engines.embedded.codec import to_e4m3
 from kvtriage.errors import EngineError
 from kvtriage.kvcache.spec import LayerSpec
 
-__all__ = ["ATTENTION", "Attention", "AttentionCall", "attend", "attention_function", "check_geometry", "register"]
+__all__ = [
+    "ATTENTION",
+    "P_OFFSET",
+    "Attention",
+    "AttentionCall",
+    "attend",
+    "attention_function",
+    "check_geometry",
+    "register",
+    "round_probabilities",
+]
 
 ATTENTION = "kvtriage"
-_P_OFFSET = 256.0
+P_OFFSET = 256.0
 _QUERY_BLOCK = 256
 
 
@@ -96,12 +107,22 @@ def check_geometry(call: AttentionCall, layer: LayerSpec) -> None:
         )
 
 
-def attend(call: AttentionCall, fp8_heads: Tensor | None = None) -> Tensor:
+def round_probabilities(probabilities: Tensor) -> Tensor:
+    """Through E4M3, scaled by 2^8 before it: what is in [0, 1] lies in [0, 256]."""
+    return to_e4m3(probabilities * P_OFFSET).to(torch.float32) / P_OFFSET
+
+
+def attend(
+    call: AttentionCall,
+    fp8_heads: Tensor | None = None,
+    round_p: Callable[[Tensor], Tensor] = round_probabilities,
+) -> Tensor:
     """Causal attention of n queries over S ≥ n keys, the last n of which are the queries' own.
 
     The call's k [B, Hkv, S, D] and v [B, Hkv, S, Dv] are all that may be seen. A query sees itself
     and the window_tokens − 1 positions before it; all before it without a window. fp8_heads: KV
-    heads whose probabilities go through E4M3, boolean [Hkv]; None for none of them.
+    heads whose probabilities go through E4M3, boolean [Hkv]; None for none of them. round_p is how they do:
+    [B, Hkv, H / Hkv, queries, keys], before they are divided by their sum.
     """
     query, key, value, scaling = call.query, call.key, call.value, call.scaling
     window_tokens = call.window_tokens
@@ -120,7 +141,7 @@ def attend(call: AttentionCall, fp8_heads: Tensor | None = None) -> Tensor:
         q, k, v = query[:, :, start:stop], key[:, :, first:last], value[:, :, first:last]
         mask = None if new == 1 else _visible(stop - start, last - first, window_tokens, query.device)
         if explicit:
-            outputs.append(_explicit(replace(call, query=q, key=k, value=v), mask, fp8_heads))
+            outputs.append(_explicit(replace(call, query=q, key=k, value=v), mask, fp8_heads, round_p))
         else:
             outputs.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=True))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
@@ -134,7 +155,9 @@ def _visible(new: int, span: int, window_tokens: int | None, device: torch.devic
     return seen if window_tokens is None else seen & (key > position - window_tokens)
 
 
-def _explicit(call: AttentionCall, mask: Tensor | None, fp8_heads: Tensor | None) -> Tensor:
+def _explicit(
+    call: AttentionCall, mask: Tensor | None, fp8_heads: Tensor | None, round_p: Callable[[Tensor], Tensor]
+) -> Tensor:
     """The definition, step by step, for what torch's fused kernels do not do."""
     query, key = call.query, call.key
     batch, heads, new, dim = query.shape
@@ -155,8 +178,7 @@ def _explicit(call: AttentionCall, mask: Tensor | None, fp8_heads: Tensor | None
     if call.sinks is not None:
         total = total + torch.exp(sink - top)
     if fp8_heads is not None:
-        rounded = to_e4m3(probabilities * _P_OFFSET).to(torch.float32) / _P_OFFSET
-        probabilities = torch.where(fp8_heads.view(1, -1, 1, 1, 1), rounded, probabilities)
+        probabilities = torch.where(fp8_heads.view(1, -1, 1, 1, 1), round_p(probabilities), probabilities)
     output = probabilities.reshape(batch, kv_heads, group * new, -1) @ call.value
     output = output.view(batch, kv_heads, group, new, -1) / total
     return output.reshape(batch, heads, new, -1)

@@ -7,78 +7,42 @@ import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import transformers
-from torch import Tensor
 
 import kvtriage
 from kvtriage.engines.base import (
     Applied,
     Arm,
-    Distribution,
     EngineInfo,
     Generation,
     Progress,
     ScoreRequest,
     ScoreResponse,
+    Screening,
     Tokenizer,
+    Treatments,
 )
 from kvtriage.engines.embedded.attention import Attention
 from kvtriage.engines.embedded.kernel.kernel import Decode, NoKernel, open_decode
+from kvtriage.engines.embedded.log_probs import LogProbs, check_logits, normalise
 from kvtriage.engines.embedded.model import LanguageModel, load_model, native_dtype
 from kvtriage.engines.embedded.observing import RangeObserver, ScaleObserver
+from kvtriage.engines.embedded.screening import screen_request
 from kvtriage.engines.embedded.storing import LayerStorage, StoringAttention, applied, layer_storages
 from kvtriage.engines.embedded.tokenizer import load_tokenizer
-from kvtriage.errors import BadInput, NonFinite, PolicyNotApplied, StudyError
+from kvtriage.errors import BadInput, PolicyNotApplied, StudyError
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.fp8.stats import HeldOut, KVStats
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.spec import CacheSpec
 
-__all__ = ["EmbeddedEngine", "EmbeddedSession", "LogProbs", "available_threads", "open_engine", "resolve_device"]
+__all__ = ["EmbeddedEngine", "EmbeddedSession", "available_threads", "open_engine", "resolve_device"]
 
 NUMERICS = ("storage", "attention")
 _BY_TORCH = NoKernel("passes that are scored")
-_ROWS = 32
-"""Positions whose whole distributions are worked on at a time; a vocabulary can have 262,144 entries."""
-
-
-@dataclass(frozen=True, eq=False)
-class LogProbs:
-    """Next-token log-probabilities at the scored positions: [S, V], float32."""
-
-    values: Tensor
-
-    def kl_from(self, reference: Distribution) -> tuple[float, ...]:
-        if not isinstance(reference, LogProbs):
-            raise TypeError("distributions of two engines cannot be compared")
-        found: list[float] = []
-        for start in range(0, self.values.shape[0], _ROWS):
-            p, q = reference.values[start : start + _ROWS], self.values[start : start + _ROWS]
-            # The terms cancel nearly, so they are summed in float64.
-            found += ((p - q) * p.exp()).sum(dim=-1, dtype=torch.float64).tolist()
-        return tuple(found)
-
-
-def _log_probs(logits: Tensor) -> Tensor:
-    """Normalised in place, a few rows at a time: [S, V]. Raises NonFinite."""
-    for start in range(0, logits.shape[0], _ROWS):
-        rows = logits[start : start + _ROWS]
-        total = torch.logsumexp(rows, dim=-1, keepdim=True)
-        _check_logits(total)
-        rows -= total
-    return logits
-
-
-def _check_logits(values: Tensor) -> None:
-    if not torch.isfinite(values).all():
-        raise NonFinite(
-            "the logits hold NaN or infinity, although K and V do not",
-            hint="the model itself overflows behind its attention layers (are the weights intact?)",
-        )
 
 
 class EmbeddedEngine:
@@ -149,12 +113,25 @@ class EmbeddedEngine:
                 progress(index * (len(arms) + 1) + number + 2, total)
         return found
 
+    @torch.inference_mode()
+    def screen(
+        self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], treatments: Treatments, progress: Progress
+    ) -> Screening:
+        rows = [(arm.policy.first_quantized_layer, self._storages(arm)) for arm in arms]
+        native = self._storages(Arm("native", CachePolicy.native(self.spec.num_layers)))
+        parts = []
+        for done, request in enumerate(requests):
+            progress(done, len(requests))
+            parts.append(screen_request(self._model, request, rows, native, treatments))
+        progress(len(requests), len(requests))
+        return Screening.merge_all(parts)
+
     def _distribution(self, request: ScoreRequest, storages: tuple[LayerStorage, ...]) -> LogProbs:
         attention = StoringAttention(storages, len(request.token_ids), _BY_TORCH)
         keep = slice(request.score_from - 1, len(request.token_ids) - 1)
         logits = self._model.logits(self._model.tokens([request.token_ids]), attention, start=0, keep=keep)
         attention.check_finite()
-        return LogProbs(_log_probs(logits[0]))
+        return LogProbs(normalise(logits[0]))
 
     @torch.inference_mode()
     def observe(self, prompts: Sequence[Sequence[int]], position_edges: Sequence[int], progress: Progress) -> KVStats:
@@ -201,7 +178,7 @@ class EmbeddedSession:
             logits = self._model.logits(tokens[:, start:stop], attention, start=start, keep=keep)
             pieces.append(logits[0])
         attention.check_finite()
-        log_probs = _log_probs(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+        log_probs = normalise(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
         targets = tokens[0, request.score_from :]
         return ScoreResponse(
             nll=tuple((-log_probs.gather(1, targets[:, None])[:, 0]).tolist()),
@@ -230,7 +207,7 @@ class EmbeddedSession:
             chosen.append(step)
             times.append(self._now())
         attention.check_finite()
-        _check_logits(logits)
+        check_logits(logits)
         return Generation(
             token_ids=tuple(tuple(row) for row in torch.cat(chosen, dim=1).tolist()),
             ttft_s=times[1] - times[0],

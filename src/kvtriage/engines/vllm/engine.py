@@ -24,6 +24,7 @@ from kvtriage.engines.base import (
     ScoreRequest,
     ScoreResponse,
     Tokenizer,
+    Treatments,
     check_arm,
 )
 from kvtriage.engines.vllm.failures import ServerGone, Unanswered
@@ -121,6 +122,11 @@ class VllmEngine:
         progress(total, total)
         self.persist(native, lambda served: None)
         return found
+
+    def screen(
+        self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], treatments: Treatments, progress: Progress
+    ) -> None:
+        """A server scores whole texts only."""
 
     def observe(self, prompts: Sequence[Sequence[int]], position_edges: Sequence[int], progress: Progress) -> KVStats:
         tokens = sum(map(len, prompts))
