@@ -28,7 +28,7 @@ PARTS = ("saturated", "flushed", "subnormal", "mantissa")
 Each element errs in one way, so squared errors of the parts add up to the whole."""
 
 _CLIP_OCTAVES = 24
-"""Scales from twice amax / 448 down to this far below it are tried for the least squared error."""
+"""Scales from twice amax / 448 down to this far below it are tried."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -80,11 +80,10 @@ class Magnitudes:
     def least_error_scale(self) -> Floats:
         """The scale of least squared error, to an eighth of an octave: [n]."""
         top = BINS - 1 - (self.moments[:, 0, ::-1] > 0).argmax(axis=1)
-        candidates = [
-            _edge(top + 1 - shift) / MAX for shift in range(-BINS_PER_OCTAVE, _CLIP_OCTAVES * BINS_PER_OCTAVE)
-        ]
+        shifts = range(-BINS_PER_OCTAVE, _CLIP_OCTAVES * BINS_PER_OCTAVE)
+        candidates = np.stack([_edge(top + 1 - shift) / MAX for shift in shifts])
         errors = np.stack([self.squared_error(scale).sum(axis=1) for scale in candidates])
-        return np.take_along_axis(np.stack(candidates), errors.argmin(axis=0)[None], axis=0)[0]
+        return np.asarray(candidates[errors.argmin(axis=0), np.arange(len(top))])
 
     def _size(self) -> Floats:
         """Root mean square of each bin, 0 where it is empty: [n, E]."""

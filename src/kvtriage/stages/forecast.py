@@ -61,8 +61,8 @@ def repair_rows(
     """Every repair, of all layers at once (layer_idx None) and of each alone, beside what its probe measured."""
     shares: dict[str, list[float]] = {}
     for layer in spec.layers:
-        for repair, left in _left(layer, anatomy.layers[layer.layer_idx], rows, scales, numerics).items():
-            shares.setdefault(repair, []).append(left)
+        for repair, share in _left(layer, anatomy.layers[layer.layer_idx], rows, scales, numerics).items():
+            shares.setdefault(repair, []).append(share)
     unit = [fmean(rows[Probe("layer", UNIT, (layer.layer_idx,))].kl) for layer in spec.layers]
     everything = tuple(range(spec.num_layers))
     whole, added = fmean(rows[Probe("type", UNIT, everything)].kl), sum(unit)

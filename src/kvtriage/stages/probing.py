@@ -2,14 +2,14 @@
 
 The price is counted in layers times tokens. Naively, BF16 and each of P probes are a whole pass: (P + 1) L T.
 The screen estimates every probe that acts in one layer. What is left of a quarter is spent on exact
-probes, most wanted first: the whole model in each format, each attention type, then in turn the layers and
+probes, most wanted first: the whole model and each attention type at scale 1, then in turn the layers and
 heads with the largest estimates and a few layers spread over the depth. The exact ones also tell by how much
 the screen falls short at which depth, and the estimates that stay are corrected by that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, zip_longest
@@ -31,6 +31,8 @@ UNIT = f"fp8:{Scaling.UNIT}"
 MANTISSA = "mantissa"
 _SHARE = 4
 """The exact probes may use up what the screen leaves of this part of the naive price."""
+_REPAIRED = 2.0
+"""A layer that scales repair by more than this factor is measured under them too."""
 _SPREAD = 4
 """Layers, spread over the depth, that are measured to correct the screen by."""
 
@@ -139,22 +141,27 @@ def _row(probe: Probe, kl: Sequence[float], *, exact: bool) -> ProbeRow:
 
 
 def _wanted(estimates: Mapping[Probe, Sequence[float]], spec: CacheSpec) -> Iterator[Probe]:
-    """Each probe once, the one whose exact value matters most first."""
-    types = [probe for probe in estimates if probe.scope == "type"]
-    yield from sorted(types, key=lambda probe: (len(probe.layers) < spec.num_layers, probe.format != UNIT))
-    worst_first = sorted((probe for probe in estimates if probe.scope != "type"), key=lambda p: -fmean(estimates[p]))
-    layers = [probe for probe in worst_first if probe.scope == "layer"]
-    least: dict[int, Probe] = {probe.first: probe for probe in layers}
-    repaired = sorted(least.values(), key=lambda probe: -fmean(estimates[probe]))
+    """Each probe once, the one whose exact value matters most first.
+
+    A layer's shortfall is much the same in all formats, so one format of each is measured before a second of any.
+    """
+    damage = {probe: fmean(kl) for probe, kl in estimates.items()}
+    worst_first = sorted(damage, key=lambda probe: -damage[probe])
+    units = [probe for probe in worst_first if probe.scope == "layer" and probe.format == UNIT]
+    least = {probe.first: probe for probe in worst_first if probe.scope == "layer"}
+    repaired = sorted(least.values(), key=lambda probe: -damage[probe])
+    unit_of = {probe.first: probe for probe in units}
     spread = {spec.num_layers * step // _SPREAD for step in range(_SPREAD)}
     queues = (
-        repaired,
-        [probe for probe in layers if probe.format == UNIT],
-        [probe for probe in layers if probe.format == UNIT and probe.first in spread],
+        units,
+        [p if damage[unit_of[p.first]] > _REPAIRED * damage[p] else unit_of[p.first] for p in repaired],
+        [probe for probe in units if probe.first in spread],
         [probe for probe in worst_first if probe.scope == "head"],
-        worst_first,
     )
-    yield from dict.fromkeys(probe for probe in chain.from_iterable(zip_longest(*queues)) if probe is not None)
+    types = [probe for probe in damage if probe.scope == "type"]
+    in_turn = chain.from_iterable(zip_longest(*queues))
+    ordered = chain((probe for probe in types if probe.format == UNIT), in_turn, repaired, types, worst_first)
+    yield from dict.fromkeys(probe for probe in ordered if probe is not None)
 
 
 def _affordable(wanted: Iterator[Probe], budget: int, layers: int) -> set[Probe]:
@@ -180,14 +187,18 @@ def _factors(
     by_layers: dict[tuple[tuple[int, ...], int | None], list[float]] = {}
     for probe, value in shortfall.items():
         by_layers.setdefault((probe.layers, probe.head), []).append(value)
-    local = {probe.first: value for probe, value in shortfall.items() if probe.scope != "type"}
-    at, values = np.array(list(local), float), np.array(list(local.values()))
-    if len(local) > 1:
-        slope, start = np.polyfit(at, values, 1)
-        line = lambda first: float(np.clip(start + slope * first, values.min(), values.max()))  # noqa: E731
-    else:
-        line = lambda first: float(values.mean()) if len(values) else 0.0  # noqa: E731
+    line = _depth_line({probe.first: value for probe, value in shortfall.items() if probe.scope != "type"})
     return {
         probe: float(np.exp(fmean(by_layers.get((probe.layers, probe.head), [line(probe.first)]))))
         for probe in estimates
     }
+
+
+def _depth_line(values: Mapping[int, float]) -> Callable[[int], float]:
+    """The least-squares line through values by layer, held between the least and the largest; 0 without any."""
+    if not values:
+        return lambda layer_idx: 0.0
+    at, seen = np.array(list(values), dtype=np.float64), np.array(list(values.values()))
+    spread = float(((at - at.mean()) ** 2).sum())
+    slope = float(((at - at.mean()) * (seen - seen.mean())).sum()) / spread if spread > 0 else 0.0
+    return lambda layer_idx: float(np.clip(seen.mean() + slope * (layer_idx - at.mean()), seen.min(), seen.max()))

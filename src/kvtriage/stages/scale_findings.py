@@ -91,8 +91,8 @@ def _calibration(whole: Mapping[str, float], rule: Rule) -> str:
         )
     lost = "and that is within the KL margin" if unit <= rule.kl_margin else "and only BF16 wins that back"
     return (
-        f"Calibration is not predicted to help: {format_nats(unit)} nats per token at scale 1 become {format_nats(best)}, "
-        f"and {format_nats(bound)} with an unlimited range. What is lost is mantissa, {lost}."
+        f"Calibration is not predicted to help: {format_nats(unit)} nats per token at scale 1 become "
+        f"{format_nats(best)}, and {format_nats(bound)} with an unlimited range. What is lost is mantissa, {lost}."
     )
 
 
@@ -100,8 +100,8 @@ def _per_head(whole: Mapping[str, float], study: Study) -> str:
     shared, own = whole[Scaling.PER_TENSOR], whole[Scaling.PER_HEAD]
     if not _wins(shared, own, study.rule):
         return (
-            f"Per-head scales cannot help beyond per-tensor ones: {format_nats(own)} against {format_nats(shared)} nats "
-            "per token are predicted."
+            "Per-head scales cannot help beyond per-tensor ones: "
+            f"{format_nats(own)} against {format_nats(shared)} nats per token are predicted."
         )
     served = "" if supports_per_head(study.backend) else f", which {study.backend} does not take"
     return (
@@ -115,4 +115,5 @@ def _clip(whole: Mapping[str, float], rule: Rule) -> str:
     amax = whole[Scaling.PER_HEAD]
     best = min(_CLIPS, key=lambda repair: whole[repair])
     verdict = "beats" if _wins(amax, whole[best], rule) else "is not predicted to beat"
-    return f"{_CLIPS[best][:1].upper()}{_CLIPS[best][1:]} {verdict} amax: {format_nats(whole[best])} against {format_nats(amax)}."
+    name = f"{_CLIPS[best][:1].upper()}{_CLIPS[best][1:]}"
+    return f"{name} {verdict} amax: {format_nats(whole[best])} against {format_nats(amax)}."

@@ -118,27 +118,34 @@ def _probabilities(call: AttentionCall, exact: Tensor) -> OperandError:
     every = torch.ones(kv_heads, dtype=torch.bool, device=call.key.device)
     sums = np.zeros((5, heads))
 
-    def spoil(part: str, probabilities: Tensor) -> Tensor:
+    def round_whole(probabilities: Tensor) -> Tensor:
         stored = round_probabilities(probabilities)
-        low = probabilities * P_OFFSET < SMALLEST_NORMAL
-        if part == "whole":
-            error = (stored - probabilities).double().square()
-            flushed = low & (stored == 0)
-            for row, values in enumerate((error * flushed, error * (low & ~flushed), error * ~low)):
-                sums[row + 1] += values.sum(dim=(0, 3, 4)).flatten().cpu().numpy()
-            sums[4] += probabilities.double().square().sum(dim=(0, 3, 4)).flatten().cpu().numpy()
-            return stored
-        return torch.where(low if part == "underflow" else ~low, stored, probabilities)
+        error, low = (stored - probabilities).double().square(), _is_low(probabilities)
+        flushed = low & (stored == 0)
+        parts = (error * flushed, error * (low & ~flushed), error * ~low, probabilities.double().square())
+        sums[1:] += np.stack([part.sum(dim=(0, 3, 4)).flatten().cpu().numpy() for part in parts])
+        return stored
 
-    outputs = {
-        part: _sums((attend(call, every, lambda p, part=part: spoil(part, p)) - exact)[0].double().square())
-        for part in ("whole", "underflow", "mantissa")
-    }
+    def round_low(probabilities: Tensor) -> Tensor:
+        return torch.where(_is_low(probabilities), round_probabilities(probabilities), probabilities)
+
+    def round_normal(probabilities: Tensor) -> Tensor:
+        return torch.where(_is_low(probabilities), probabilities, round_probabilities(probabilities))
+
+    whole, low, normal = (
+        _sums((attend(call, every, rounding) - exact)[0].double().square())
+        for rounding in (round_whole, round_low, round_normal)
+    )
     return OperandError(
         signal=sums[4],
         cache=sums[:4].T.copy(),
-        output=np.stack([outputs["whole"], np.zeros(heads), outputs["underflow"], outputs["mantissa"]], axis=1),
+        output=np.stack([whole, np.zeros(heads), low, normal], axis=1),
     )
+
+
+def _is_low(probabilities: Tensor) -> Tensor:
+    """Below E4M3's normal range once scaled by 2^8."""
+    return probabilities * P_OFFSET < SMALLEST_NORMAL
 
 
 def _magnitudes(values: Tensor) -> Magnitudes:
@@ -148,7 +155,7 @@ def _magnitudes(values: Tensor) -> Magnitudes:
     bins = ((size.log2() - LOWEST_OCTAVE) * BINS_PER_OCTAVE).floor().clamp(0, BINS - 1).long()
     bins += BINS * torch.arange(heads, device=values.device)[:, None]
     weights = ((size > 0).double(), size, size.square())
-    moments = [torch.bincount(bins.flatten(), weights.flatten(), heads * BINS) for weights in weights]
+    moments = [torch.bincount(bins.flatten(), weight.flatten(), heads * BINS) for weight in weights]
     return Magnitudes(np.stack([found.view(heads, BINS).cpu().numpy() for found in moments], axis=1))
 
 
