@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean
 
 import msgspec
-from scipy.stats import spearmanr
+import numpy as np
 
 from kvtriage.checkpoints.faults import FAULTS, plant
 from kvtriage.checkpoints.model_folder import load_model_folder
@@ -102,7 +102,7 @@ def _row(model: str, fault: str, found: dict[str, tuple[Sensitivities, float]], 
         naive_passes=screened.cost.naive / whole_pass,
         exact_s=exact_s,
         screened_s=screened_s,
-        spearman={name: float(spearmanr(*pair).statistic) for name, pair in pairs.items()},
+        spearman={name: _spearman(*pair) for name, pair in pairs.items()},
         same_top=_worst(own) == _worst(other),
         measured=screened.cost.exact,
         probes=screened.cost.exact + screened.cost.screened,
@@ -117,6 +117,12 @@ def _row(model: str, fault: str, found: dict[str, tuple[Sensitivities, float]], 
 def _pairs(own: Sequence[ProbeRow], other: Sequence[ProbeRow], fmt: str) -> tuple[list[float], list[float]]:
     first, second = ([fmean(row.kl) for row in rows if row.format == fmt] for rows in (own, other))
     return first, second
+
+
+def _spearman(own: Sequence[float], other: Sequence[float]) -> float:
+    """Correlation of the ranks; measured damages have no ties."""
+    first, second = (np.argsort(np.argsort(values)) for values in (own, other))
+    return float(np.corrcoef(first, second)[0, 1])
 
 
 def _worst(damage: Sequence[float]) -> set[int]:

@@ -1,6 +1,6 @@
 """How many numbers of which size a head holds, and what E4M3 would do to them at any scale.
 
-A histogram in eighths of an octave with three moments per bin is all that is kept of the text.
+A histogram in sixteenths of an octave with three moments per bin is all that is kept of the text.
 Squared error at a scale follows from it: exactly for what saturates or is flushed to zero, and
 for what is rounded as step² / 12, the mean over a step that values fill evenly. Axes: n heads,
 E bins, C candidate scales.
@@ -17,11 +17,11 @@ from kvtriage.fp8.e4m3 import MAX, SATURATES_ABOVE, SUB_OCTAVES
 
 __all__ = ["BINS", "BINS_PER_OCTAVE", "LOWEST_OCTAVE", "PARTS", "Magnitudes"]
 
-BINS_PER_OCTAVE = len(SUB_OCTAVES)
-LOWEST_OCTAVE = -48
-_OCTAVES = 80
+BINS_PER_OCTAVE = 16
+LOWEST_OCTAVE = -40
+_OCTAVES = 64
 BINS = BINS_PER_OCTAVE * _OCTAVES
-"""From 2^-48 to 2^32; what lies beyond is counted in the first or last bin."""
+"""From 2^-40 to 2^24; what lies beyond is counted in the first or last bin."""
 
 PARTS = ("saturated", "flushed", "subnormal", "mantissa")
 """How an element errs: above E4M3's end, rounded to 0, below its normal range, or in its 3-bit mantissa.
@@ -78,7 +78,7 @@ class Magnitudes:
         return _edge(index + 1) / MAX
 
     def least_error_scale(self) -> Floats:
-        """The scale of least squared error, to an eighth of an octave: [n]."""
+        """The scale of least squared error, to a sixteenth of an octave: [n]."""
         top = BINS - 1 - (self.moments[:, 0, ::-1] > 0).argmax(axis=1)
         shifts = range(-BINS_PER_OCTAVE, _CLIP_OCTAVES * BINS_PER_OCTAVE)
         candidates = np.stack([_edge(top + 1 - shift) / MAX for shift in shifts])

@@ -149,7 +149,7 @@ def _is_low(probabilities: Tensor) -> Tensor:
 
 
 def _magnitudes(values: Tensor) -> Magnitudes:
-    """[n, T, D] by eighths of an octave."""
+    """[n, T, D] by sixteenths of an octave."""
     heads = values.shape[0]
     size = values.abs().double().reshape(heads, -1)
     bins = ((size.log2() - LOWEST_OCTAVE) * BINS_PER_OCTAVE).floor().clamp(0, BINS - 1).long()
