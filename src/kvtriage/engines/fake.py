@@ -44,8 +44,8 @@ _HEALTHY = 0.0004
 """Nats per token that FP8 costs in a healthy layer."""
 
 
-_SMALL = 2.0**-14
-"""Flushed to 0 at scale 1."""
+_SMALL = 2.0**-10
+"""Flushed to 0 at scale 1, and within reach of the scales that calibration gives."""
 
 
 class FakeTokenizer:
@@ -134,7 +134,9 @@ class FakeEngine:
                 ("k", layer.num_kv_heads),
                 ("v", layer.num_kv_heads),
             ):
-                tensors[layer.layer_idx, tensor] = _ranges(layer, heads, len(position_edges), tensor)
+                tensors[layer.layer_idx, tensor] = _ranges(
+                    layer, heads, len(position_edges), tensor, layer.layer_idx in self.spread
+                )
         return KVStats(tuple(position_edges), sum(map(len, prompts)), tensors)
 
     def check_scales(
@@ -167,26 +169,22 @@ class FakeEngine:
         return damage * share
 
     def _anatomy(self, layer: LayerSpec, treatments: Treatments) -> LayerAnatomy:
-        """Damaged heads hold numbers far below E4M3's range, in the right proportion; all others hold 4."""
-        size = np.full(layer.num_kv_heads, 4.0)
-        size[: 1 if layer.layer_idx in self.spread else 0] = _SMALL
-        size[:] = _SMALL if layer.layer_idx in self.range_ else size
-        heads = {"q": layer.num_attention_heads, "p": layer.num_attention_heads}
-        names = ["unit", *(str(scales.scaling) for scales in treatments.scales), "mantissa"]
-        queries = np.repeat(size, layer.queries_per_kv_head)
+        """What is out of range at scale 1 is lost there, and keeps a thousandth of its error under other scales."""
+        top = _amax(layer.num_kv_heads, layer.layer_idx in self.spread)
+        top[:] = _SMALL if layer.layer_idx in self.range_ else top
+        queries = layer.num_attention_heads
+        lost = np.repeat(top < 1, layer.queries_per_kv_head)
         operands = {}
-        for operand in ("q", "k", "v", "p"):
-            for name in names[:1] if operand == "p" else names[:-1] if operand == "q" else names:
-                lost = np.where((queries == _SMALL) & (name == "unit"), 1.0, 1e-3)
-                signal = np.ones(heads.get(operand, layer.num_kv_heads))
-                cache = np.zeros((len(signal), 4))
+        for name in ("unit", *(str(scales.scaling) for scales in treatments.scales), "mantissa"):
+            own = {"unit": "qkvp", "mantissa": "kv"}.get(name, "qkv")
+            output = np.where(lost & (name == "unit"), 1.0, 1e-3)
+            for operand in own:
+                cache = np.zeros((layer.num_kv_heads if operand in "kv" else queries, 4))
                 cache[:, -1] = 1e-3
-                operands[operand, name] = OperandError(signal, cache, np.stack([lost, 0 * lost, lost, lost], axis=1))
-        moments = np.zeros((layer.num_kv_heads, 3, BINS))
-        bins = ((np.log2(size) - LOWEST_OCTAVE) * BINS_PER_OCTAVE).astype(int)
-        moments[np.arange(len(size)), :, bins] = np.stack([np.ones_like(size), size, size**2], axis=1)
-        held = Magnitudes(moments)
-        return LayerAnatomy(np.ones(layer.num_attention_heads), operands, {"k": held, "v": held})
+                parts = np.stack([output, 0 * output, 0 * output, output], axis=1)
+                operands[operand, name] = OperandError(np.ones(len(cache)), cache, parts)
+        held = _one_octave(top)
+        return LayerAnatomy(np.ones(queries), operands, {"k": held, "v": held})
 
 
 @dataclass
@@ -235,8 +233,25 @@ class _FakeSession:
         )
 
 
-def _ranges(layer: LayerSpec, heads: int, buckets: int, tensor: str) -> RangeStats:
+def _amax(heads: int, spread: bool) -> np.ndarray:
+    """Rising over the heads; the first of a layer whose heads spread lies 20 octaves below."""
     amax = np.full(heads, 8.0) * (1 + np.arange(heads) / 8)
+    amax[0] *= 2.0**-20 if spread else 1.0
+    return amax
+
+
+def _one_octave(top: np.ndarray) -> Magnitudes:
+    """As many elements in every bin of the octave below each head's `top`, [n]."""
+    moments = np.zeros((len(top), 3, BINS))
+    for step in range(1, BINS_PER_OCTAVE):
+        size = top * 2.0 ** (-step / BINS_PER_OCTAVE)
+        bins = np.floor((np.log2(size) - LOWEST_OCTAVE) * BINS_PER_OCTAVE + 1e-9).astype(int)
+        moments[np.arange(len(top)), :, bins] += np.stack([np.ones_like(size), size, size**2], axis=1)
+    return Magnitudes(moments)
+
+
+def _ranges(layer: LayerSpec, heads: int, buckets: int, tensor: str, spread: bool) -> RangeStats:
+    amax = _amax(heads, spread and tensor != "q")
     exponents = np.zeros((heads, EXPONENT_MAX - EXPONENT_MIN + 1), dtype=np.int64)
     exponents[:, -EXPONENT_MIN] = layer.head_dim
     return RangeStats(
