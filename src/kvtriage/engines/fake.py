@@ -31,7 +31,7 @@ from kvtriage.engines.base import (
 )
 from kvtriage.fp8.anatomy import Anatomy, LayerAnatomy, OperandError
 from kvtriage.fp8.e4m3 import MAX, SUB_OCTAVES
-from kvtriage.fp8.magnitudes import BINS, BINS_PER_OCTAVE, LOWEST_OCTAVE, Magnitudes
+from kvtriage.fp8.magnitudes import BINS, BINS_PER_OCTAVE, LOWEST_OCTAVE, PARTS, Magnitudes
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.fp8.stats import EXPONENT_MAX, EXPONENT_MIN, HeldOut, HeldOutShare, KVStats, RangeStats
 from kvtriage.kvcache.policy import Fp8, Mantissa, Native, Scaling
@@ -181,6 +181,9 @@ class FakeEngine:
             for operand in own:
                 cache = np.zeros((layer.num_kv_heads if operand in "kv" else queries, 4))
                 cache[:, -1] = 1e-3
+                if operand in "kv":
+                    drowns = name == "unit" or (name == "per_tensor" and layer.layer_idx in self.spread)
+                    cache[:, PARTS.index("flushed")] = np.where((top < 1) & drowns, 1.0, 0.0)
                 parts = np.stack([output, 0 * output, 0 * output, output], axis=1)
                 operands[operand, name] = OperandError(np.ones(len(cache)), cache, parts)
         held = _one_octave(top)

@@ -90,7 +90,9 @@ def measure_probes(
     tokens, layers = sum(len(request.token_ids) for request in requests), spec.num_layers
     naive = (len(probes) + 1) * layers * tokens
     arms = [_arm(probe, spec, scales) for probe in probes]
-    screening = engine.screen(requests, arms, _treatments(scales), partial(report, "screening layers and heads"))
+    screening = engine.screen(
+        requests, [] if exactly else arms, _treatments(scales), partial(report, "screening layers and heads")
+    )
     if screening is None or exactly:
         damage = engine.probe(requests, arms, partial(report, "probing layers and heads"))
         rows = {probe: _row(probe, kl, exact=True) for probe, kl in zip(probes, damage, strict=True)}

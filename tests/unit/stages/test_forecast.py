@@ -78,3 +78,14 @@ def test_a_backend_without_per_head_scales_is_named_where_they_are_needed(backen
     found = FakeCase(spec=uniform(), spread={1: 0.5}, study=study).diagnose()
     assert any("Per-head scales are needed" in line for line in found.findings)
     assert any("triton_attn does not take" in line for line in found.findings) is (backend == "triton_attn")
+
+
+def test_a_head_that_its_layers_scale_does_not_reach_is_named_with_the_one_that_sets_it() -> None:
+    said = FakeCase(spec=uniform(), spread={1: 0.5}).diagnose().findings[-1]
+    assert "K head 0 of layer 1, whose scale head 1 sets (0 dB of signal over noise, 30 dB under its own)" in said
+    assert "V head 0 of layer 1" in said
+
+
+def test_where_one_scale_reaches_all_heads_nobody_is_named() -> None:
+    found = FakeCase(spec=uniform(), range_={1: 0.5}).diagnose()
+    assert not any("does not reach" in line for line in found.findings)
