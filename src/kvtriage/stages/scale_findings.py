@@ -69,7 +69,7 @@ def scale_findings(anatomy: Anatomy, repairs: Sequence[RepairRow], spec: CacheSp
     if drowned:
         named = [
             f"{head.tensor} head {head.head} of layer {head.layer_idx}, whose scale head {head.spoiler} sets "
-            f"({head.shared_db:.0f} dB of signal over noise, {head.own_db:.0f} dB under its own)"
+            f"({round(head.shared_db)} dB of signal over noise, {round(head.own_db)} dB under its own)"
             for head in drowned[:_NAMED]
         ]
         others = f", and {len(drowned) - _NAMED} more" if len(drowned) > _NAMED else ""

@@ -67,7 +67,7 @@ def test_an_engine_that_shows_no_outputs_predicts_nothing(monkeypatch: pytest.Mo
     case = FakeCase(spec=uniform())
     monkeypatch.setattr(type(case.engine), "screen", lambda *_: None)
     found = case.diagnose()
-    assert found.anatomy == found.repairs == found.findings == ()
+    assert (found.anatomy, found.repairs, found.findings) == ((), (), ())
     assert found.cost is not None
     assert found.cost.screened == 0
 
