@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtriage.engines.base import Arm, Engine, ScoreRequest, TakesLoad
+from kvtriage.engines.base import Arm, Engine, ScoreRequest, TakesLoad, Treatments
 from kvtriage.engines.embedded.engine import open_engine
 from kvtriage.engines.fake import FakeEngine
 from kvtriage.errors import PolicyNotApplied
@@ -171,6 +171,31 @@ def test_probes_come_back_in_order(engine: Engine, scales: dict[Scaling, ScaleSe
     assert [len(row) for row in found] == [2] * 4
     assert all(kl > 0 for row in found for kl in row)
     assert engine.probe(requests[::-1], arms[::-1], Watch()) == [row[::-1] for row in found[::-1]]
+
+
+def test_a_screen_estimates_every_probe_and_takes_every_layer_apart(
+    engine: Engine, scales: dict[Scaling, ScaleSet]
+) -> None:
+    count = engine.spec.num_layers
+    bound = fit_sub_octaves(engine.observe(PROMPTS, EDGES, Watch()), engine.spec)
+    arms = [Arm("probe", CachePolicy.only(count, [layer], Fp8(Scaling.UNIT))) for layer in range(count)]
+    requests = [ScoreRequest(str(i), prompt, 30) for i, prompt in enumerate(PROMPTS)]
+    watch = Watch()
+    found = engine.screen(requests, arms, Treatments(tuple(scales.values()), bound), watch)
+    if found is None:
+        assert watch.calls == []
+        return
+    watch.check_finished()
+    assert [len(row) for row in found.damage] == [2] * count
+    assert all(kl > 0 for row in found.damage for kl in row)
+    assert 0 < found.evaluated < (count + 1) * count * 80
+    for layer, anatomy in zip(engine.spec.layers, found.anatomy.layers, strict=True):
+        assert anatomy.output_signal.shape == (layer.num_attention_heads,)
+        for (operand, _), error in anatomy.operands.items():
+            heads = layer.num_kv_heads if operand in "kv" else layer.num_attention_heads
+            assert (error.signal.shape, error.cache.shape) == ((heads,), (heads, 4))
+            assert error.output.shape == (layer.num_attention_heads, 4)
+        assert {held.moments.shape[0] for held in anatomy.magnitudes.values()} == {layer.num_kv_heads}
 
 
 def test_everything_is_observed(engine: Engine) -> None:

@@ -1,14 +1,20 @@
-"""What a verdict and a dry run look like on the terminal."""
+"""What a verdict and the sensitivities look like on the terminal."""
 
 from __future__ import annotations
 
 import shlex
 import textwrap
+from collections.abc import Sequence
+from statistics import fmean
 
 from kvtriage.cli.terminal import one_line
-from kvtriage.records.case import Plan, RepairChoice, Verdict
+from kvtriage.records.case import OperandRow, Plan, RepairChoice, Sensitivities, Verdict
+from kvtriage.stages.probing import UNIT
 
-__all__ = ["render_choice", "render_verdict"]
+__all__ = ["render_choice", "render_sensitivities", "render_verdict"]
+
+_WORST = 5
+"""Layers that are shown."""
 
 
 def render_verdict(verdict: Verdict, plan: Plan, width: int | None = None) -> str:
@@ -42,6 +48,47 @@ def _folded(line: str, width: int | None) -> list[str]:
     if width is None:
         return [line]
     return textwrap.wrap(line, width, subsequent_indent=" " * _HANGING, break_on_hyphens=False)
+
+
+def render_sensitivities(record: Sensitivities) -> str:
+    """The most damaged layers, what scales can repair, and what the probes cost."""
+    damage = {row.layers[0]: row for row in record.layer_probes if row.format == UNIT}
+    quality = {
+        (row.layer_idx, row.operand): row for row in record.anatomy if row.treatment == "unit" and row.operand in "kv"
+    }
+    lines = ["layer   KL at scale 1   K dB   V dB   error of K and V by saturation, underflow, mantissa"]
+    for layer, row in sorted(damage.items(), key=lambda item: -fmean(item[1].kl))[:_WORST]:
+        sides = [quality[layer, operand] for operand in "kv" if (layer, operand) in quality]
+        mark = " " if row.exact else "~"
+        lines.append(
+            f"{layer:>5} {mark}{fmean(row.kl):>14.2g} {''.join(map(_worst_db, sides))}  {_causes(sides)}".rstrip()
+        )
+    if any(not row.exact for row in damage.values()):
+        lines.append("(~ estimated)")
+    lines += ["", *record.findings, f"Suspects: {record.explanation}."]
+    if record.cost is not None and record.cost.screened:
+        share = record.cost.evaluated / record.cost.naive
+        probes = record.cost.exact + record.cost.screened
+        lines.append(
+            f"{probes} probes for {100 * share:.0f} % of the price of as many passes; {record.cost.exact} measured."
+        )
+    return "\n".join(lines)
+
+
+def _worst_db(row: OperandRow) -> str:
+    """Of the head with the least signal over noise."""
+    known = [db for db in row.sqnr_db if db is not None]
+    return f"{min(known):>7.1f}" if known else f"{'-':>7}"
+
+
+def _causes(rows: Sequence[OperandRow]) -> str:
+    """'0 %, 3 %, 97 %' of the squared error of K and V, all heads together."""
+    parts = [sum(row.saturated) for row in rows], [sum(row.flushed) + sum(row.subnormal) for row in rows]
+    saturated, underflow = (sum(part) for part in parts)
+    whole = saturated + underflow + sum(sum(row.mantissa) for row in rows)
+    if whole == 0:
+        return ""
+    return ", ".join(f"{100 * part / whole:.0f} %" for part in (saturated, underflow, whole - saturated - underflow))
 
 
 def render_choice(choice: RepairChoice | None, num_layers: int) -> str:

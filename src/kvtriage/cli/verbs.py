@@ -29,7 +29,7 @@ from kvtriage.cli.report_files import compare_cases, run_report, view_case
 from kvtriage.cli.report_text import render_text
 from kvtriage.cli.rules import load_rule
 from kvtriage.cli.servers import choose_wiring
-from kvtriage.cli.summary import render_verdict
+from kvtriage.cli.summary import render_sensitivities, render_verdict
 from kvtriage.cli.terminal import columns, folding_width, say, show
 from kvtriage.records.case import Plan, ScaleRecord, Verdict
 from kvtriage.records.study import validate_study
@@ -66,13 +66,19 @@ def calibrate_command(wiring: Callable[[], Wiring] | None, case_path: Path, mach
 @machine_options
 @click.pass_obj
 def diagnose_command(wiring: Callable[[], Wiring] | None, case_path: Path, machine: Machine) -> None:
-    """Measure what FP8 costs in each layer, head and attention type alone; write sensitivities.json.
+    """Find what FP8 costs in each layer, head and attention type alone, and why; write sensitivities.json.
+
+    Prints the worst layers, and what scales can and cannot repair.
 
     \b
     Example:
       kvtriage diagnose case/
     """
-    with_job(wiring, case_path, machine, lambda job: run_diagnose(job, job.case.need(ScaleRecord)))
+
+    def work(job: Job) -> None:
+        click.echo(render_sensitivities(run_diagnose(job, job.case.need(ScaleRecord))))
+
+    with_job(wiring, case_path, machine, work)
 
 
 @click.command("ablate")

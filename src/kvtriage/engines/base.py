@@ -12,9 +12,11 @@ import enum
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import reduce
 from typing import Protocol, runtime_checkable
 
 from kvtriage.errors import PolicyNotApplied
+from kvtriage.fp8.anatomy import Anatomy
 from kvtriage.fp8.scales import ScaleSet, SubOctaves
 from kvtriage.fp8.stats import HeldOut, KVStats
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling
@@ -34,9 +36,11 @@ __all__ = [
     "ScoreRequest",
     "ScoreResponse",
     "Scoring",
+    "Screening",
     "Session",
     "TakesLoad",
     "Tokenizer",
+    "Treatments",
     "check_arm",
 ]
 
@@ -184,6 +188,37 @@ class ScoreRequest:
     score_from: int
 
 
+@dataclass(frozen=True)
+class Treatments:
+    """The ways of quantising that an anatomy looks at, beside scale 1."""
+
+    scales: tuple[ScaleSet, ...]
+    bound: SubOctaves
+
+
+@dataclass(frozen=True)
+class Screening:
+    """What one look at some requests estimates."""
+
+    damage: tuple[tuple[float, ...], ...]
+    """Mean KL from native, nats per token: [arms][requests]."""
+    anatomy: Anatomy
+    evaluated: int
+    """Layers times tokens that were computed."""
+
+    def merge(self, other: Screening) -> Screening:
+        """Of these requests and then those. Raises ValueError for other arms or another model."""
+        damage = tuple(own + its for own, its in zip(self.damage, other.damage, strict=True))
+        return Screening(damage, self.anatomy.merge(other.anatomy), self.evaluated + other.evaluated)
+
+    @staticmethod
+    def merge_all(parts: Sequence[Screening]) -> Screening:
+        """Raises ValueError on an empty list."""
+        if not parts:
+            raise ValueError("nothing was screened")
+        return reduce(Screening.merge, parts)
+
+
 class Distribution(Protocol):
     """Next-token distributions at the S scored positions; opaque, owned by the engine."""
 
@@ -277,6 +312,15 @@ class Engine(Protocol):
         """Mean KL from native, nats per token: [arms][requests].
 
         One call, so that the engine may share work among the probes.
+        """
+        ...
+
+    def screen(
+        self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], treatments: Treatments, progress: Progress
+    ) -> Screening | None:
+        """An estimate of `probe` for a small part of its price, and what explains it, of the same pass.
+
+        None from an engine where a probe cannot be had cheaper.
         """
         ...
 

@@ -26,10 +26,14 @@ from kvtriage.engines.base import (
     Progress,
     ScoreRequest,
     ScoreResponse,
+    Screening,
     Tokenizer,
+    Treatments,
     check_arm,
 )
+from kvtriage.fp8.anatomy import Anatomy, LayerAnatomy, OperandError
 from kvtriage.fp8.e4m3 import MAX, SUB_OCTAVES
+from kvtriage.fp8.magnitudes import BINS, BINS_PER_OCTAVE, LOWEST_OCTAVE, PARTS, Magnitudes
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.fp8.stats import EXPONENT_MAX, EXPONENT_MIN, HeldOut, HeldOutShare, KVStats, RangeStats
 from kvtriage.kvcache.policy import Fp8, Mantissa, Native, Scaling
@@ -40,6 +44,10 @@ __all__ = ["FakeEngine", "FakeTokenizer"]
 
 _HEALTHY = 0.0004
 """Nats per token that FP8 costs in a healthy layer."""
+
+
+_SMALL = 2.0**-10
+"""Flushed to 0 at scale 1, and within reach of the scales that calibration gives."""
 
 
 class FakeTokenizer:
@@ -111,6 +119,19 @@ class FakeEngine:
         progress(len(arms), len(arms))
         return [[self._damage(arm, request.item_id) for request in requests] for arm in arms]
 
+    def screen(
+        self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], treatments: Treatments, progress: Progress
+    ) -> Screening:
+        """A fifth too low throughout, for an eighth of the tokens."""
+        progress(len(requests), len(requests))
+        tokens, layers = sum(len(request.token_ids) for request in requests), self.spec.num_layers
+        computed = sum(layers - arm.policy.first_quantized_layer for arm in arms)
+        return Screening(
+            damage=tuple(tuple(0.8 * self._damage(arm, request.item_id) for request in requests) for arm in arms),
+            anatomy=Anatomy(tuple(self._anatomy(layer, treatments) for layer in self.spec.layers), tokens),
+            evaluated=layers * tokens + computed * tokens // 8,
+        )
+
     def observe(self, prompts: Sequence[Sequence[int]], position_edges: Sequence[int], progress: Progress) -> KVStats:
         progress(len(prompts), len(prompts))
         tensors = {}
@@ -120,7 +141,9 @@ class FakeEngine:
                 ("k", layer.num_kv_heads),
                 ("v", layer.num_kv_heads),
             ):
-                tensors[layer.layer_idx, tensor] = _ranges(layer, heads, len(position_edges), tensor)
+                tensors[layer.layer_idx, tensor] = _ranges(
+                    layer, heads, len(position_edges), tensor, layer.layer_idx in self.spread
+                )
         return KVStats(tuple(position_edges), sum(map(len, prompts)), tensors)
 
     def check_scales(
@@ -153,6 +176,27 @@ class FakeEngine:
             damage += self.range_.get(layer.layer_idx, 0.0) * (fmt.scaling is Scaling.UNIT)
             damage += self.spread.get(layer.layer_idx, 0.0) * (fmt.scaling is not Scaling.PER_HEAD)
         return damage * share
+
+    def _anatomy(self, layer: LayerSpec, treatments: Treatments) -> LayerAnatomy:
+        """What is out of range at scale 1 is lost there, and keeps a thousandth of its error under other scales."""
+        top = _amax(layer.num_kv_heads, layer.layer_idx in self.spread)
+        top[:] = _SMALL if layer.layer_idx in self.range_ else top
+        queries = layer.num_attention_heads
+        lost = np.repeat(top < 1, layer.queries_per_kv_head)
+        operands = {}
+        for name in ("unit", *(str(scales.scaling) for scales in treatments.scales), "mantissa"):
+            own = {"unit": "qkvp", "mantissa": "kv"}.get(name, "qkv")
+            output = np.where(lost & (name == "unit"), 1.0, 1e-3)
+            for operand in own:
+                cache = np.zeros((layer.num_kv_heads if operand in "kv" else queries, 4))
+                cache[:, -1] = 1e-3
+                if operand in "kv":
+                    drowns = name == "unit" or (name == "per_tensor" and layer.layer_idx in self.spread)
+                    cache[:, PARTS.index("flushed")] = np.where((top < 1) & drowns, 1.0, 0.0)
+                parts = np.stack([output, 0 * output, 0 * output, output], axis=1)
+                operands[operand, name] = OperandError(np.ones(len(cache)), cache, parts)
+        held = _one_octave(top)
+        return LayerAnatomy(np.ones(queries), operands, {"k": held, "v": held})
 
 
 @dataclass
@@ -211,8 +255,25 @@ class _FakeSession:
         return tuple(answered)
 
 
-def _ranges(layer: LayerSpec, heads: int, buckets: int, tensor: str) -> RangeStats:
+def _amax(heads: int, spread: bool) -> np.ndarray:
+    """Rising over the heads; the first of a layer whose heads spread lies 20 octaves below."""
     amax = np.full(heads, 8.0) * (1 + np.arange(heads) / 8)
+    amax[0] *= 2.0**-20 if spread else 1.0
+    return amax
+
+
+def _one_octave(top: np.ndarray) -> Magnitudes:
+    """As many elements in every bin of the octave below each head's `top`, [n]."""
+    moments = np.zeros((len(top), 3, BINS))
+    for step in range(1, BINS_PER_OCTAVE):
+        size = top * 2.0 ** (-step / BINS_PER_OCTAVE)
+        bins = np.floor((np.log2(size) - LOWEST_OCTAVE) * BINS_PER_OCTAVE + 1e-9).astype(int)
+        moments[np.arange(len(top)), :, bins] += np.stack([np.ones_like(size), size, size**2], axis=1)
+    return Magnitudes(moments)
+
+
+def _ranges(layer: LayerSpec, heads: int, buckets: int, tensor: str, spread: bool) -> RangeStats:
+    amax = _amax(heads, spread and tensor != "q")
     exponents = np.zeros((heads, EXPONENT_MAX - EXPONENT_MIN + 1), dtype=np.int64)
     exponents[:, -EXPONENT_MIN] = layer.head_dim
     return RangeStats(

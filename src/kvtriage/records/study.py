@@ -21,6 +21,7 @@ __all__ = [
     "BACKENDS",
     "CORRECTIONS",
     "NUMERICS",
+    "PROBES",
     "Rule",
     "Study",
     "check_context",
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 NUMERICS = ("storage", "attention")
+
+PROBES = ("screened", "exact")
 
 CORRECTIONS = ("holm", "none")
 
@@ -133,6 +136,9 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     probe_items: int = 2
     probe_tokens: int = 512
     probe_score_tokens: int = 64
+    probes: str = "screened"
+    """'screened': every probe is estimated and what matters measured; 'exact': all are measured, at four times the
+    price or more."""
     latency_contexts: tuple[int, ...] = (128, 256, 512, 1024)
     latency_repeats: int = 2
     decode_tokens: int = 8
@@ -298,6 +304,8 @@ def _complaints(study: Study) -> Iterator[tuple[str, str]]:
         )
     if study.numerics not in NUMERICS:
         yield _not_one_of("numerics", study.numerics, NUMERICS), _did_you_mean(study.numerics, NUMERICS)
+    if study.probes not in PROBES:
+        yield _not_one_of("probes", study.probes, PROBES), _did_you_mean(study.probes, PROBES)
     if study.backend not in BACKENDS:
         yield _not_one_of("backend", study.backend, BACKENDS), _did_you_mean(study.backend, BACKENDS)
     yield from _wrong_rule(study)

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
 
+import msgspec
+
 from kvtriage import __version__
-from kvtriage.engines.base import Arm, Engine, EngineInfo, ScoreRequest
-from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling
+from kvtriage.engines.base import Engine, EngineInfo, ScoreRequest
+from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.case import Plan, ProbeRow, ScaleRecord, Sensitivities
 from kvtriage.records.study import supports_per_head
-from kvtriage.records.values import scale_set, sub_octaves
 from kvtriage.stages import Reporter
+from kvtriage.stages.forecast import operand_rows, repair_rows
+from kvtriage.stages.probing import MANTISSA, UNIT, Probe, design_probes, measure_probes
+from kvtriage.stages.scale_findings import scale_findings
 from kvtriage.tasks.split import Split
 
 __all__ = ["Suspects", "count_probes", "diagnose", "find_suspects"]
@@ -42,7 +45,7 @@ class Suspects:
 def diagnose(
     plan: Plan, scales: ScaleRecord, split: Split, engine: Engine, report: Reporter, inputs: Mapping[str, str]
 ) -> Sensitivities:
-    """All probes in one call, so that the engine may share work among them. Raises NonFinite."""
+    """The probes, the anatomy of the error and what follows from it for scales. Raises NonFinite."""
     spec, study = engine.spec, plan.study
     requests = [
         ScoreRequest(item.item_id, item.token_ids, len(item.token_ids) - study.probe_score_tokens)
@@ -50,15 +53,11 @@ def diagnose(
     ]
     per_head = supports_per_head(study.backend)
     finest = Scaling.PER_HEAD if per_head else Scaling.PER_TENSOR
-    probes = _probes(spec, finest)
-    arms = [_arm(probe, spec, scales) for probe in probes]
-    damage = engine.probe(requests, arms, partial(report, "probing layers and heads"))
-    rows = {
-        probe: ProbeRow(format=probe.format, layers=probe.layers, head=probe.head, kl=tuple(kl))
-        for probe, kl in zip(probes, damage, strict=True)
-    }
+    probes = design_probes(spec, finest)
+    measured = measure_probes(spec, probes, requests, scales, engine, report, exactly=study.probes == "exact")
+    rows, anatomy = measured.rows, measured.anatomy
     layer_rows = [row for probe, row in rows.items() if probe.scope == "layer"]
-    reachable = {f"fp8:{Scaling.UNIT}", f"fp8:{finest}"} | ({"mantissa"} if per_head else set())
+    reachable = {UNIT, f"fp8:{finest}"} | ({MANTISSA} if per_head else set())
     irreparable = {
         layer.layer_idx: min(
             fmean(row.kl) for row in layer_rows if row.layers == (layer.layer_idx,) and row.format in reachable
@@ -66,6 +65,7 @@ def diagnose(
         for layer in spec.layers
     }
     suspects = find_suspects(irreparable, spec, study.rule.kl_margin)
+    repairs = () if anatomy is None else tuple(repair_rows(anatomy, rows, spec, scales, study.numerics))
     return Sensitivities(
         kvtriage_version=__version__,
         inputs=dict(inputs),
@@ -77,6 +77,10 @@ def diagnose(
         explanation=suspects.explanation + _left_out(engine.info()),
         probe_items=tuple(item.item_id for item in split.probe),
         peak_bytes=0,
+        anatomy=() if anatomy is None else tuple(operand_rows(anatomy)),
+        repairs=repairs,
+        findings=() if anatomy is None else tuple(scale_findings(anatomy, repairs, spec, study)),
+        cost=measured.cost,
     )
 
 
@@ -87,56 +91,20 @@ def _left_out(info: EngineInfo) -> str:
     return ". The probes round K and V alone: what Q and the probabilities lose in FP8 is in the arms and not in them"
 
 
-@dataclass(frozen=True)
-class _Probe:
-    scope: str
-    format: str
-    layers: tuple[int, ...]
-    head: int | None = None
-
-
-def _probes(spec: CacheSpec, finest: Scaling) -> list[_Probe]:
-    """FP8 at unit scale, at the `finest` scales the server takes, and the bound; heads at unit scale."""
-    formats = (f"fp8:{Scaling.UNIT}", f"fp8:{finest}", "mantissa")
-    everything = tuple(range(spec.num_layers))
-    types = [everything]
-    if spec.is_hybrid:
-        types += [spec.layers_of(kind) for kind in spec.kinds]
-    probes = [_Probe("type", fmt, layers) for layers in types for fmt in formats]
-    for layer in spec.layers:
-        own = (layer.layer_idx,)
-        probes += [_Probe("layer", fmt, own) for fmt in formats]
-        if layer.num_kv_heads > 1:
-            probes += [_Probe("head", "fp8:unit", own, head) for head in range(layer.num_kv_heads)]
-    return probes
-
-
 def count_probes(spec: CacheSpec) -> int:
     """How many probes `diagnose` makes of a model."""
-    return len(_probes(spec, Scaling.PER_HEAD))
+    return len(design_probes(spec, Scaling.PER_HEAD))
 
 
-def _arm(probe: _Probe, spec: CacheSpec, scales: ScaleRecord) -> Arm:
-    heads = None if probe.head is None else (probe.head,)
-    scaling = None if probe.format == "mantissa" else Scaling(probe.format.removeprefix("fp8:"))
-    fmt = Mantissa(heads) if scaling is None else Fp8(scaling, heads)
-    return Arm(
-        name=f"probe {probe.format} {probe.layers} {probe.head}",
-        policy=CachePolicy.only(spec.num_layers, probe.layers, fmt),
-        scales=None if scaling in (None, Scaling.UNIT) else scale_set(scales, scaling),
-        bound=sub_octaves(scales),
-    )
-
-
-def _head_rows(rows: Mapping[_Probe, ProbeRow], spec: CacheSpec) -> tuple[ProbeRow, ...]:
+def _head_rows(rows: Mapping[Probe, ProbeRow], spec: CacheSpec) -> tuple[ProbeRow, ...]:
     """Head by head; the only KV head of a layer is the layer itself, and is not measured twice."""
     found = []
     for layer in spec.layers:
         own = (layer.layer_idx,)
         if layer.num_kv_heads == 1:
-            found.append(ProbeRow(format="fp8:unit", layers=own, head=0, kl=rows[_Probe("layer", "fp8:unit", own)].kl))
+            found.append(msgspec.structs.replace(rows[Probe("layer", UNIT, own)], head=0))
         else:
-            found += [rows[_Probe("head", "fp8:unit", own, head)] for head in range(layer.num_kv_heads)]
+            found += [rows[Probe("head", UNIT, own, head)] for head in range(layer.num_kv_heads)]
     return tuple(found)
 
 

@@ -1,13 +1,14 @@
-"""The verdict in five lines: whole in a pipe, folded on a terminal, printable whatever a model is called."""
+"""What is printed: the verdict in five lines, whole in a pipe and folded on a terminal; what diagnose found."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from kvtriage.cli.summary import render_choice, render_verdict
+from kvtriage.cli.summary import render_choice, render_sensitivities, render_verdict
 from kvtriage.records.case import RepairChoice
 from tests.unit.report.cases import gemma_like, smollm_like
+from tests.unit.stages.fake_case import STUDY, FakeCase, uniform
 
 
 def test_in_a_pipe_each_of_the_five_is_one_line() -> None:
@@ -40,3 +41,23 @@ def test_a_choice_names_its_layers() -> None:
     assert render_choice(None, 18) == "none"
     choice = RepairChoice(scaling="per_head", skip_layers=(5, 11))
     assert render_choice(choice, 18) == "FP8 with per-head scales, 2 of 18 layers in BF16 (5, 11)"
+
+
+def test_the_worst_layers_come_first_and_estimates_are_marked() -> None:
+    found = FakeCase(spec=uniform(), mantissa={4: 0.08, 1: 0.02}).diagnose()
+    lines = render_sensitivities(found).splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["4", "1"]
+    assert "0 %, 0 %, 100 %" in lines[1]
+    assert any(line.startswith("    4  ") for line in lines)
+    assert "(~ estimated)" in lines
+    assert found.findings[0] in lines
+    assert lines[-1].endswith("measured.")
+
+
+def test_without_an_anatomy_there_is_less_to_say() -> None:
+    found = FakeCase(spec=uniform(), study=msgspec.structs.replace(STUDY, probes="exact")).diagnose()
+    bare = msgspec.structs.replace(found, anatomy=(), repairs=(), findings=())
+    text = render_sensitivities(bare)
+    assert "~" not in text
+    assert "%" not in text.splitlines()[1]
+    assert text.splitlines()[-1].startswith("Suspects: ")

@@ -27,6 +27,7 @@ from kvtriage.records.case import (
     ProbeRow,
     Reason,
     RepairChoice,
+    RepairRow,
     ScaleRecord,
     ScoreTrial,
     Sensitivities,
@@ -413,8 +414,20 @@ def _sensitivities(
         kvtriage_version=VERSION, inputs=_inputs(), layer_probes=tuple(layer_probes), head_probes=tuple(head_probes),
         type_probes=tuple(type_probes), suspects=skip, suspects_stand_out=proven,
         explanation="no layer stands out: the mantissa costs 0.0179 nats per token in all",
-        probe_items=("probe-0", "probe-1"), peak_bytes=2_100_000_000,
+        probe_items=("probe-0", "probe-1"), peak_bytes=2_100_000_000, repairs=_repairs(),
+        findings=("Calibration is not predicted to help: what is lost is mantissa.",),
     )  # fmt: skip
+
+
+def _repairs() -> tuple[RepairRow, ...]:
+    left = {
+        "unit": (0.02, 0.02), "per_tensor": (0.0188, None), "per_head": (0.0187, 0.0186),
+        "per_head_percentile": (0.019, None), "per_head_least_error": (0.0181, None), "mantissa": (0.0179, 0.018),
+    }  # fmt: skip
+    return tuple(
+        RepairRow(layer_idx=None, repair=repair, predicted_kl=predicted, measured_kl=measured)
+        for repair, (predicted, measured) in left.items()
+    )
 
 
 def _reasons(study: Study, drift: dict[str, float], rng: random.Random) -> Iterator[Reason]:

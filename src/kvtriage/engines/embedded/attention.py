@@ -17,6 +17,7 @@ Two numerics:
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -29,10 +30,22 @@ from kvtriage.engines.embedded.linear import ONEDNN, onednn_linear, product_libr
 from kvtriage.errors import EngineError
 from kvtriage.kvcache.spec import LayerSpec
 
-__all__ = ["ATTENTION", "Attention", "AttentionCall", "attend", "attention_function", "check_geometry", "register"]
+__all__ = [
+    "ATTENTION",
+    "P_OFFSET",
+    "Attention",
+    "AttentionCall",
+    "RoundProbabilities",
+    "attend",
+    "attention_function",
+    "check_geometry",
+    "register",
+    "round_probabilities",
+]
 
 ATTENTION = "kvtriage"
-_P_OFFSET = 256.0
+RoundProbabilities = Callable[[Tensor], Tensor]
+P_OFFSET = 256.0
 _QUERY_BLOCK = 128
 
 
@@ -98,12 +111,22 @@ def check_geometry(call: AttentionCall, layer: LayerSpec) -> None:
         )
 
 
-def attend(call: AttentionCall, fp8_heads: Tensor | None = None) -> Tensor:
+def round_probabilities(probabilities: Tensor) -> Tensor:
+    """Through E4M3, scaled by 2^8 before it: what is in [0, 1] lies in [0, 256]."""
+    return to_e4m3(probabilities * P_OFFSET).to(torch.float32) / P_OFFSET
+
+
+def attend(
+    call: AttentionCall,
+    fp8_heads: Tensor | None = None,
+    round_p: RoundProbabilities | None = None,
+) -> Tensor:
     """Causal attention of n queries over S ≥ n keys, the last n of which are the queries' own.
 
     The call's k [B, Hkv, S, D] and v [B, Hkv, S, Dv] are all that may be seen. A query sees itself
     and the window_tokens − 1 positions before it; all before it without a window. fp8_heads: KV
-    heads whose probabilities go through E4M3, boolean [Hkv]; None for none of them.
+    heads whose probabilities go through E4M3, boolean [Hkv]; None for none of them. round_p does it in place of
+    `round_probabilities`, on [B, Hkv, H / Hkv, queries, keys] before they are divided by their sum.
 
     Where oneDNN multiplies, a block of queries is worked on step by step, one KV head after the other:
     torch's fused kernel takes its products from MKL and needs twice the time there. Elsewhere it
@@ -123,7 +146,9 @@ def attend(call: AttentionCall, fp8_heads: Tensor | None = None) -> Tensor:
         first = 0 if window_tokens is None else max(0, span - new + start - window_tokens + 1)
         rows = (slice(None), slice(None), slice(start, stop))
         part = replace(call, query=query[rows], key=key[:, :, first:last], value=value[:, :, first:last])
-        if onednn or explicit:
+        if explicit and round_p is not None:
+            output[rows] = _explicit(part, _mask_of(part), fp8_heads, round_p)
+        elif onednn or explicit:
             _write_explicit(output[rows], part, fp8_heads, one_by_one=onednn)
         else:
             output[rows] = _fused(part)
@@ -151,10 +176,14 @@ def _mask(new: int, span: int, window_tokens: int | None, device: torch.device) 
     return later if window_tokens is None else later + hidden.tril(span - new - window_tokens)
 
 
+def _mask_of(call: AttentionCall) -> Tensor | None:
+    new, span = call.query.shape[2], call.key.shape[2]
+    return _mask(new, span, call.window_tokens, call.query.device) if new > 1 else None
+
+
 def _write_explicit(output: Tensor, call: AttentionCall, fp8_heads: Tensor | None, *, one_by_one: bool) -> None:
     """Into output [B, H, n, Dv]: all KV heads of all sequences at once, or one by one."""
-    new, span = call.query.shape[2], call.key.shape[2]
-    mask = _mask(new, span, call.window_tokens, call.query.device) if new > 1 else None
+    mask = _mask_of(call)
     if not one_by_one:
         output[:] = _explicit(call, mask, fp8_heads)
         return
@@ -173,7 +202,9 @@ def _write_explicit(output: Tensor, call: AttentionCall, fp8_heads: Tensor | Non
         output[queries] = _explicit(one, mask, None if fp8_heads is None else fp8_heads[own[1]])
 
 
-def _explicit(call: AttentionCall, mask: Tensor | None, fp8_heads: Tensor | None) -> Tensor:
+def _explicit(
+    call: AttentionCall, mask: Tensor | None, fp8_heads: Tensor | None, round_p: RoundProbabilities | None = None
+) -> Tensor:
     """The definition, step by step."""
     query, key, value = call.query, call.key, call.value
     batch, heads, new, dim = query.shape
@@ -188,13 +219,15 @@ def _explicit(call: AttentionCall, mask: Tensor | None, fp8_heads: Tensor | None
     if call.sinks is None and fp8_heads is None:
         probabilities, total = torch.softmax(scores, dim=-1), None
     else:
-        probabilities, total = _weights(scores, call.sinks, fp8_heads)
+        probabilities, total = _weights(scores, call.sinks, fp8_heads, round_p)
     output = _products(probabilities.view(batch, kv_heads, group * new, span), value)
     output = output.view(batch, kv_heads, group, new, -1)
     return (output if total is None else output / total).view(batch, heads, new, -1)
 
 
-def _weights(scores: Tensor, sinks: Tensor | None, fp8_heads: Tensor | None) -> tuple[Tensor, Tensor]:
+def _weights(
+    scores: Tensor, sinks: Tensor | None, fp8_heads: Tensor | None, round_p: RoundProbabilities | None
+) -> tuple[Tensor, Tensor]:
     """Of scores [B, Hkv, G, n, S]: weights that are not normalised yet, and their sums [B, Hkv, G, n, 1]."""
     top = scores.amax(dim=-1, keepdim=True)
     sink = None if sinks is None else sinks.to(scores.dtype).view(1, *scores.shape[1:3], 1, 1)
@@ -205,7 +238,7 @@ def _weights(scores: Tensor, sinks: Tensor | None, fp8_heads: Tensor | None) -> 
     if sink is not None:
         total = total + torch.exp(sink - top)
     if fp8_heads is not None:
-        rounded = to_e4m3(weights * _P_OFFSET).to(torch.float32) / _P_OFFSET
+        rounded = (round_probabilities if round_p is None else round_p)(weights)
         weights = torch.where(fp8_heads.view(1, -1, 1, 1, 1), rounded, weights)
     return weights, total
 

@@ -11,7 +11,16 @@ from pathlib import Path
 
 import torch
 
-from kvtriage.engines.base import Arm, EngineInfo, Progress, ScoreRequest, Session, Tokenizer
+from kvtriage.engines.base import (
+    Arm,
+    EngineInfo,
+    Progress,
+    ScoreRequest,
+    Screening,
+    Session,
+    Tokenizer,
+    Treatments,
+)
 from kvtriage.engines.embedded.attention import Attention
 from kvtriage.engines.embedded.engine import engine_threads, engine_version, resolve_device
 from kvtriage.engines.embedded.model import native_dtype
@@ -73,6 +82,11 @@ class BoundedEngine:
         raise _only_calibrates()
 
     def probe(self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], progress: Progress) -> list[list[float]]:
+        raise _only_calibrates()
+
+    def screen(
+        self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], treatments: Treatments, progress: Progress
+    ) -> Screening:
         raise _only_calibrates()
 
     @torch.inference_mode()

@@ -16,13 +16,17 @@ from kvtriage.engines.base import (
     EngineInfo,
     Progress,
     ScoreRequest,
+    Screening,
     Tokenizer,
+    Treatments,
 )
 from kvtriage.engines.embedded.attention import Attention
 from kvtriage.engines.embedded.kernel.kernel import Decode, open_decode
+from kvtriage.engines.embedded.log_probs import LogProbs, normalise
 from kvtriage.engines.embedded.model import LanguageModel, load_model, native_dtype
 from kvtriage.engines.embedded.observing import RangeObserver, ScaleObserver
-from kvtriage.engines.embedded.session import BY_TORCH, EmbeddedSession, LogProbs, log_probs
+from kvtriage.engines.embedded.screening import screen_request
+from kvtriage.engines.embedded.session import BY_TORCH, EmbeddedSession
 from kvtriage.engines.embedded.sharing import SharedPasses
 from kvtriage.engines.embedded.storing import LayerStorage, StoringAttention, layer_storages
 from kvtriage.engines.embedded.tokenizer import load_tokenizer
@@ -113,12 +117,25 @@ class EmbeddedEngine:
                 progress(index * (len(arms) + 1) + number + 2, total)
         return found
 
+    @torch.inference_mode()
+    def screen(
+        self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], treatments: Treatments, progress: Progress
+    ) -> Screening:
+        rows = [(arm.policy.first_quantized_layer, self._storages(arm)) for arm in arms]
+        native = self._storages(Arm("native", CachePolicy.native(self.spec.num_layers)))
+        parts = []
+        for done, request in enumerate(requests):
+            progress(done, len(requests))
+            parts.append(screen_request(self._model, request, rows, native, treatments))
+        progress(len(requests), len(requests))
+        return Screening.merge_all(parts)
+
     def _distribution(self, request: ScoreRequest, storages: tuple[LayerStorage, ...]) -> LogProbs:
         attention = StoringAttention(storages, len(request.token_ids), BY_TORCH)
         keep = slice(request.score_from - 1, len(request.token_ids) - 1)
         logits = self._model.logits(self._model.tokens([request.token_ids]), attention, start=0, keep=keep)
         attention.check_finite()
-        return LogProbs(log_probs(logits[0]))
+        return LogProbs(normalise(logits[0]))
 
     @torch.inference_mode()
     def observe(self, prompts: Sequence[Sequence[int]], position_edges: Sequence[int], progress: Progress) -> KVStats:

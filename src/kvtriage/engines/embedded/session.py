@@ -5,61 +5,21 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kvtriage.engines.base import Applied, Arm, Distribution, Generation, ScoreRequest, ScoreResponse
+from kvtriage.engines.base import Applied, Arm, Generation, ScoreRequest, ScoreResponse
 from kvtriage.engines.embedded.kernel.kernel import Decode, NoKernel
+from kvtriage.engines.embedded.log_probs import LogProbs, check_logits, normalise
 from kvtriage.engines.embedded.model import LanguageModel
 from kvtriage.engines.embedded.sharing import Pass, SharedPasses, ways_of_storing
 from kvtriage.engines.embedded.storing import LayerStorage, StoringAttention, applied
-from kvtriage.errors import BadInput, NonFinite, PolicyNotApplied
+from kvtriage.errors import BadInput, PolicyNotApplied
 
-__all__ = ["BY_TORCH", "EmbeddedSession", "LogProbs", "log_probs"]
+__all__ = ["BY_TORCH", "EmbeddedSession"]
 
 BY_TORCH = NoKernel("passes that are scored")
-_AT_A_TIME = 1 << 19
-"""Entries of whole distributions that are worked on at a time: 2 MiB, what a core has close by."""
-
-
-@dataclass(frozen=True, eq=False)
-class LogProbs:
-    """Next-token log-probabilities at the scored positions: [S, V], float32."""
-
-    values: Tensor
-
-    def kl_from(self, reference: Distribution) -> tuple[float, ...]:
-        if not isinstance(reference, LogProbs):
-            raise TypeError("distributions of two engines cannot be compared")
-        found: list[float] = []
-        for p, q in zip(_few_rows(reference.values), _few_rows(self.values), strict=True):
-            # The terms cancel nearly, so they are summed in float64.
-            found += ((p - q) * p.exp()).sum(dim=-1, dtype=torch.float64).tolist()
-        return tuple(found)
-
-
-def _few_rows(values: Tensor) -> tuple[Tensor, ...]:
-    """values [S, V] in pieces of a few positions each; a vocabulary can have 262,144 entries."""
-    return torch.split(values, max(1, _AT_A_TIME // values.shape[1]))
-
-
-def log_probs(logits: Tensor) -> Tensor:
-    """Normalised in place, a few rows at a time: [S, V]. Raises NonFinite."""
-    for rows in _few_rows(logits):
-        total = torch.logsumexp(rows, dim=-1, keepdim=True)
-        _check_logits(total)
-        rows -= total
-    return logits
-
-
-def _check_logits(values: Tensor) -> None:
-    if not torch.isfinite(values).all():
-        raise NonFinite(
-            "the logits hold NaN or infinity, although K and V do not",
-            hint="the model itself overflows behind its attention layers (are the weights intact?)",
-        )
 
 
 class EmbeddedSession:
@@ -85,7 +45,7 @@ class EmbeddedSession:
     @torch.inference_mode()
     def score(self, request: ScoreRequest) -> ScoreResponse:
         tokens = self._model.tokens([request.token_ids])
-        found = log_probs(self._logits_in_pieces(request) if self._arm.prefill_chunk else self._logits(request))
+        found = normalise(self._logits_in_pieces(request) if self._arm.prefill_chunk else self._logits(request))
         targets = tokens[0, request.score_from :]
         return ScoreResponse(
             nll=tuple((-found.gather(1, targets[:, None])[:, 0]).tolist()),
@@ -145,7 +105,7 @@ class EmbeddedSession:
             chosen.append(step)
             times.append(self._now())
         attention.check_finite()
-        _check_logits(logits)
+        check_logits(logits)
         return Generation(
             token_ids=tuple(tuple(row) for row in torch.cat(chosen, dim=1).tolist()),
             ttft_s=times[1] - times[0],

@@ -25,6 +25,7 @@ from kvtriage.engines.base import (
     ScoreRequest,
     ScoreResponse,
     Tokenizer,
+    Treatments,
     check_arm,
 )
 from kvtriage.engines.vllm.asking import need_observer, score, score_in_company, stream_bodies, switch_probe
@@ -127,6 +128,11 @@ class VllmEngine:
         progress(total, total)
         self.persist(native, lambda served: None)
         return found
+
+    def screen(
+        self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], treatments: Treatments, progress: Progress
+    ) -> None:
+        """A server scores whole texts only."""
 
     def observe(self, prompts: Sequence[Sequence[int]], position_edges: Sequence[int], progress: Progress) -> KVStats:
         tokens = sum(map(len, prompts))

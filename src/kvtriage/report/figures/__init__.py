@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from kvtriage.report.figures.anatomy import draw_anatomy
 from kvtriage.report.figures.attention_types import draw_attention_types
 from kvtriage.report.figures.base import DrawFigure
 from kvtriage.report.figures.breakeven import draw_breakeven
@@ -29,6 +30,7 @@ FIGURES: Mapping[str, DrawFigure] = MappingProxyType(
         "capacity": draw_capacity,
         "quality": draw_quality,
         "attention_types": draw_attention_types,
+        "anatomy": draw_anatomy,
         "repairable": draw_repairable,
         "frontier": draw_frontier,
         "layers": draw_layers,

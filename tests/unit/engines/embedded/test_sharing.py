@@ -11,7 +11,7 @@ import torch
 from kvtriage.engines.base import Arm, ScoreRequest, ScoreResponse
 from kvtriage.engines.embedded import sharing
 from kvtriage.engines.embedded.engine import EmbeddedEngine, open_engine
-from kvtriage.engines.embedded.session import LogProbs
+from kvtriage.engines.embedded.log_probs import LogProbs
 from kvtriage.engines.embedded.sharing import Pass, SharedPasses, ways_of_storing
 from kvtriage.fp8.scales import LayerScales, ScaleSet, SubOctaves
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling

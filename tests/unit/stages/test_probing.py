@@ -1,0 +1,62 @@
+"""Screening: what is measured exactly, for which price, and how the rest is corrected."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import msgspec
+import pytest
+
+from kvtriage.records.case import ProbeRow, Sensitivities
+from kvtriage.stages.diagnose import count_probes
+from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, uniform
+
+EXACT = msgspec.structs.replace(STUDY, probes="exact")
+
+
+def all_rows(found: Sensitivities) -> tuple[ProbeRow, ...]:
+    return (*found.layer_probes, *found.head_probes, *found.type_probes)
+
+
+@pytest.mark.parametrize("spec", [hybrid(), uniform(), hybrid(kv_heads=1)])
+def test_all_probes_cost_at_most_a_quarter(spec: object) -> None:
+    case = FakeCase(spec=spec)  # type: ignore[arg-type]
+    found = case.diagnose()
+    assert found.cost is not None
+    assert found.cost.evaluated <= found.cost.naive / 4
+    assert found.cost.exact + found.cost.screened == count_probes(case.spec)
+    assert min(found.cost.exact, found.cost.screened) > 0
+    assert found.cost.naive == (count_probes(case.spec) + 1) * 6 * 2 * 64
+
+
+def test_exact_probes_are_dearer_and_all_measured() -> None:
+    found = FakeCase(study=EXACT).diagnose()
+    assert found.cost is not None
+    assert (found.cost.screened, found.cost.exact) == (0, count_probes(hybrid()))
+    assert found.cost.evaluated > found.cost.naive / 4
+    assert all(row.exact for row in all_rows(found))
+
+
+def test_estimates_are_corrected_by_what_was_measured() -> None:
+    """The fake engine's screen is a fifth too low everywhere, which the measured probes show."""
+    case = FakeCase(spec=uniform(), mantissa={4: 0.08})
+    screened, exact = case.diagnose(), FakeCase(spec=uniform(), mantissa={4: 0.08}, study=EXACT).diagnose()
+    assert any(not row.exact for row in all_rows(screened))
+    for own, true in zip(all_rows(screened), all_rows(exact), strict=True):
+        assert (own.format, own.layers, own.head) == (true.format, true.layers, true.head)
+        assert own.kl == pytest.approx(true.kl, rel=1e-6)
+
+
+def test_the_whole_model_and_the_worst_layer_are_measured() -> None:
+    found = FakeCase(spec=hybrid(), mantissa={4: 0.08}).diagnose()
+    unit = [row for row in found.layer_probes if row.format == "fp8:unit"]
+    assert max(unit, key=lambda row: fmean(row.kl)).exact
+    assert all(row.exact for row in found.type_probes if row.format == "fp8:unit")
+
+
+def test_what_scales_repair_is_measured_under_them_too() -> None:
+    """A layer that only range damages says little at scale 1 of what is left of it."""
+    found = FakeCase(spec=uniform(), mantissa={3: 0.1}, range_={3: 0.9}).diagnose()
+    measured = {row.format for row in found.layer_probes if row.layers == (3,) and row.exact}
+    assert "fp8:unit" in measured
+    assert len(measured) > 1
