@@ -1,6 +1,6 @@
 """Calibration with layers streamed from disk against calibration in memory: CPU time, peak memory, and the same bits.
 
-    python bench/calibration.py [--weights-gib 2.5] [--bound 2GiB] [--texts 4] [--tokens 256] [--json FILE]
+    python bench/calibration.py [--weights-gib 0.9] [--bound 1150MiB] [--texts 2] [--tokens 128] [--json FILE]
 
 A Llama-like checkpoint of random BF16 weights is written, larger than the bound. Each way runs in a process of its own,
 from import to scales. Exit 1 when the streamed scales differ from those in memory, or when the process exceeds
@@ -145,7 +145,7 @@ def calibrate_there(folder: Path, bound_bytes: int | None, options: argparse.Nam
 
 
 def compare(options: argparse.Namespace) -> int:
-    bound = parse_bytes(options.bound or "2GiB")
+    bound = parse_bytes(options.bound or "1150MiB")
     with tempfile.TemporaryDirectory(prefix="kvtriage-bench-") as name:
         folder = Path(name)
         written = write_checkpoint(folder, int(options.weights_gib * 2**30))
@@ -170,10 +170,10 @@ def compare(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights-gib", type=float, default=2.5, help="on disk; in float32 it is twice as much")
-    parser.add_argument("--bound", help="of the streaming process, default 2GiB")
-    parser.add_argument("--texts", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--weights-gib", type=float, default=0.9, help="on disk; in float32 it is twice as much")
+    parser.add_argument("--bound", help="of the streaming process, default 1150MiB")
+    parser.add_argument("--texts", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only-streamed", action="store_true")
     parser.add_argument("--json", type=Path, help="also write the rows here")
