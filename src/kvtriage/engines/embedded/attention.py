@@ -128,16 +128,16 @@ def attend(
     heads whose probabilities go through E4M3, boolean [Hkv]; None for none of them. round_p does it in place of
     `round_probabilities`, on [B, Hkv, H / Hkv, queries, keys] before they are divided by their sum.
 
-    Where oneDNN multiplies, a block of queries is worked on step by step, one KV head after the other:
-    torch's fused kernel takes its products from MKL and needs twice the time there. Elsewhere it
-    serves what it can.
+    Where one thread multiplies by oneDNN, a block of queries is worked on step by step, one KV head after the
+    other: torch's fused kernel takes its products from MKL and needs longer there. Elsewhere it serves what it can:
+    it lets threads meet once, where step by step they wait for each other at every product.
     """
     query, key, value = call.query, call.key, call.value
     new, span, window_tokens = query.shape[2], key.shape[2], call.window_tokens
     explicit = call.softcap is not None or call.sinks is not None or fp8_heads is not None
     if new == 1 and not explicit:
         return scaled_dot_product_attention(query, key, value, scale=call.scaling, enable_gqa=True)
-    onednn = product_library(query.device) == ONEDNN
+    onednn = _by_onednn(query.device)
     block = _QUERY_BLOCK if onednn or explicit or window_tokens is not None else new
     output = query.new_empty((*query.shape[:3], value.shape[3]))
     for start in range(0, new, block):
@@ -245,6 +245,10 @@ def _weights(
 
 def _products(left: Tensor, right: Tensor) -> Tensor:
     """left [B, Hkv, m, x] times right [B, Hkv, x, n]: [B, Hkv, m, n]. oneDNN takes a single pair."""
-    if left.shape[:2] == (1, 1) and product_library(left.device) == ONEDNN:
+    if left.shape[:2] == (1, 1) and _by_onednn(left.device):
         return onednn_linear(left[0, 0], right[0, 0].T)[None, None]
     return left @ right
+
+
+def _by_onednn(device: torch.device) -> bool:
+    return torch.get_num_threads() == 1 and product_library(device) == ONEDNN
