@@ -3,10 +3,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import click
-import pytest
-
-from kvtriage.cli.main import kvtriage
 from tests.house.help_page import PAGE
 
 ROOT = PAGE.parents[2]
@@ -21,10 +17,3 @@ def test_the_page_says_what_the_commands_say() -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout == PAGE.read_text()
-
-
-@pytest.mark.parametrize("name", kvtriage.list_commands(click.Context(kvtriage)))
-def test_every_command_shows_an_example_that_calls_it(name: str) -> None:
-    command = kvtriage.get_command(click.Context(kvtriage), name)
-    assert command is not None
-    assert f"kvtriage {name}" in (command.help or "")

@@ -25,9 +25,10 @@ def walk(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[tupl
 
 
 def examples(command: click.Command) -> list[str]:
-    """The lines below 'Example:' or 'Examples:', up to an empty one."""
+    """The lines below 'Example:' or 'Examples:', up to an empty one; one that goes on below is one."""
     _, _, below = (command.help or "").replace("Examples:", "Example:").partition("Example:\n")
-    return [line.strip() for line in below.partition("\n\n")[0].splitlines() if line.strip().startswith("kvtriage ")]
+    lines = below.partition("\n\n")[0].replace("\\\n", " ").splitlines()
+    return [line.strip() for line in lines if line.strip().startswith("kvtriage ")]
 
 
 COMMANDS = dict(walk(kvtriage))
