@@ -23,15 +23,13 @@ from kvtriage.engines.base import (
 from kvtriage.engines.embedded.attention import Attention
 from kvtriage.engines.embedded.kernel.kernel import Decode, open_decode
 from kvtriage.engines.embedded.model import LanguageModel, load_model, native_dtype
-from kvtriage.engines.embedded.observing import RangeObserver, ScaleObserver
+from kvtriage.engines.embedded.observing import Observing
 from kvtriage.engines.embedded.screening import screen_request
 from kvtriage.engines.embedded.session import EmbeddedSession
 from kvtriage.engines.embedded.sharing import SharedPasses
 from kvtriage.engines.embedded.storing import LayerStorage, layer_storages
 from kvtriage.engines.embedded.tokenizer import load_tokenizer
 from kvtriage.errors import StudyError
-from kvtriage.fp8.scales import ScaleSet
-from kvtriage.fp8.stats import HeldOut, KVStats
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.spec import CacheSpec
 
@@ -47,7 +45,7 @@ __all__ = [
 NUMERICS = ("storage", "attention")
 
 
-class EmbeddedEngine:
+class EmbeddedEngine(Observing):
     """See engines.base.Engine. One model, one device, any number of arms."""
 
     def __init__(
@@ -134,19 +132,7 @@ class EmbeddedEngine:
         progress(len(requests), len(requests))
         return Screening.merge_all(parts)
 
-    @torch.inference_mode()
-    def observe(self, prompts: Sequence[Sequence[int]], position_edges: Sequence[int], progress: Progress) -> KVStats:
-        observer = RangeObserver(self.spec, position_edges)
-        return observer.stats(self._show(prompts, observer, progress))
-
-    @torch.inference_mode()
-    def check_scales(
-        self, prompts: Sequence[Sequence[int]], candidates: Sequence[ScaleSet], progress: Progress
-    ) -> list[HeldOut]:
-        observer = ScaleObserver(self.spec, candidates)
-        return observer.held_out(self._show(prompts, observer, progress))
-
-    def _show(self, prompts: Sequence[Sequence[int]], attention: Attention, progress: Progress) -> int:
+    def show(self, prompts: Sequence[Sequence[int]], attention: Attention, progress: Progress) -> int:
         for done, prompt in enumerate(prompts):
             progress(done, len(prompts))
             self._model.forward_hidden(self._model.tokens([prompt]), attention)
