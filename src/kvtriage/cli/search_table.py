@@ -21,7 +21,8 @@ def render_cost(cost: SearchCost, speed: Speed, servers: bool) -> str:
         ("total, at most", ArmCost(cost.read_tokens, cost.written_tokens)),
     )
     lines = [
-        f"{what:<36}  {format_tokens(part.read_tokens):>11} tokens  about {format_seconds(speed.seconds(part))}"
+        f"{what:<36}  {format_tokens(part.read_tokens + part.decoded_tokens):>11} tokens"
+        f"  about {format_seconds(speed.seconds(part))}"
         for what, part in parts
     ]
     if servers:
