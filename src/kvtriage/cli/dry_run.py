@@ -187,7 +187,7 @@ def _stages_before(subject: Subject) -> Iterator[_Row]:
     yield _Row("diagnose", "FP8 in each layer, head and type alone, at most", ArmCost(probed, 0))
     if study.search:
         searched = cost_search(subject.plan, split, subject.items, subject.spec)
-        yield _Row("search", "sets of layers in BF16, at most", ArmCost(searched.read_tokens, 0))
+        yield _Row("search", "sets of layers in BF16, at most", ArmCost(searched.read_tokens, searched.written_tokens))
 
 
 def _arms_at_most(subject: Subject, info: EngineInfo) -> Iterator[_Row]:

@@ -15,14 +15,15 @@ __all__ = ["render_cost", "render_frontier"]
 def render_cost(cost: SearchCost, speed: Speed, servers: bool) -> str:
     """Three lines and their sum; of an engine of servers also how many are started."""
     parts = (
-        (f"choose on up to {cost.sets} sets", cost.probed_tokens),
-        (f"verify up to {cost.verified} arms, and BF16", cost.verified_tokens),
-        (f"claim on up to {cost.claimed} sets", cost.claimed_tokens),
-        ("total, at most", cost.read_tokens),
+        (f"choose on up to {cost.sets} sets", ArmCost(cost.probed_tokens, 0)),
+        (f"verify up to {cost.verified} arms, and BF16", ArmCost(cost.verified_tokens, cost.written_tokens)),
+        (f"claim on up to {cost.claimed} sets", ArmCost(cost.claimed_tokens, 0)),
+        ("total, at most", ArmCost(cost.read_tokens, cost.written_tokens)),
     )
     lines = [
-        f"{what:<36}  {format_tokens(tokens):>11} tokens  about {format_seconds(speed.seconds(ArmCost(tokens, 0)))}"
-        for what, tokens in parts
+        f"{what:<36}  {format_tokens(part.read_tokens + part.decoded_tokens):>11} tokens"
+        f"  about {format_seconds(speed.seconds(part))}"
+        for what, part in parts
     ]
     if servers:
         lines.append(f"servers: one in BF16, in which sets are probed, and up to {cost.verified} to verify")

@@ -1,7 +1,7 @@
 """How many numbers of which size a head holds, and what E4M3 would do to them at any scale.
 
 A histogram in sixteenths of an octave with three moments per bin is all that is kept of the text.
-Squared error at a scale follows from it: exactly for what saturates or is flushed to zero, and
+Squared error at a scale follows from it, bin by bin: exactly where a whole bin saturates or is flushed to zero, and
 for what is rounded as step² / 12, the mean over a step that values fill evenly. Axes: n heads,
 E bins, C candidate scales.
 """

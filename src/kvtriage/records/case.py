@@ -206,7 +206,7 @@ class RepairRow(_Part, frozen=True):
 
 
 class ProbeCost(_Part, frozen=True):
-    """What the probes cost, in layers times tokens that were computed."""
+    """What the probes cost, in layers times tokens; at most, since probes that begin alike share their beginning."""
 
     evaluated: int
     naive: int

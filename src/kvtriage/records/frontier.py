@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvtriage.records.case import SCHEMA, ScoreTrial
+from kvtriage.records.case import SCHEMA, ContinuationTrial, ScoreTrial
 
 __all__ = ["Difference", "Frontier", "SearchTrial", "SetRow", "SetTrial", "VerifiedSet"]
 
@@ -24,8 +24,9 @@ class SetTrial(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     conditions: str
 
 
-SearchTrial = SetTrial | ScoreTrial
-"""A line of search.jsonl. The score trials are those of whole arms, by which a set is verified."""
+SearchTrial = SetTrial | ScoreTrial | ContinuationTrial
+"""A line of search.jsonl. The score trials are those of whole arms, by which a set is verified; what BF16 wrote for
+them to read is there once, so that all read the same."""
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

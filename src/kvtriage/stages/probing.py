@@ -189,18 +189,18 @@ def _factors(
     by_layers: dict[tuple[tuple[int, ...], int | None], list[float]] = {}
     for probe, value in shortfall.items():
         by_layers.setdefault((probe.layers, probe.head), []).append(value)
-    line = _depth_line({probe.first: value for probe, value in shortfall.items() if probe.scope != "type"})
+    line = _depth_line([(probe.first, value) for probe, value in shortfall.items() if probe.scope != "type"])
     return {
         probe: float(np.exp(fmean(by_layers.get((probe.layers, probe.head), [line(probe.first)]))))
         for probe in estimates
     }
 
 
-def _depth_line(values: Mapping[int, float]) -> Callable[[int], float]:
-    """The least-squares line through values by layer, held between the least and the largest; 0 without any."""
+def _depth_line(values: Sequence[tuple[int, float]]) -> Callable[[int], float]:
+    """The least-squares line through (layer, value), held between the least and the largest; 0 without any."""
     if not values:
         return lambda layer_idx: 0.0
-    at, seen = np.array(list(values), dtype=np.float64), np.array(list(values.values()))
+    at, seen = np.array(values, dtype=np.float64).T
     spread = float(((at - at.mean()) ** 2).sum())
     slope = float(((at - at.mean()) * (seen - seen.mean())).sum()) / spread if spread > 0 else 0.0
     return lambda layer_idx: float(np.clip(seen.mean() + slope * (layer_idx - at.mean()), seen.min(), seen.max()))

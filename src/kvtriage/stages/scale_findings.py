@@ -89,10 +89,18 @@ def _calibration(whole: Mapping[str, float], rule: Rule) -> str:
             f"Calibration is predicted to help: of {format_nats(unit)} nats per token at scale 1, "
             f"{format_nats(best)} are left; the rest is range."
         )
-    lost = "and that is within the KL margin" if unit <= rule.kl_margin else "and only BF16 wins that back"
+    what = "range that no scale reaches" if _wins(best, bound, rule) else "mantissa"
+    if unit <= rule.kl_margin:
+        lost = "and that is within the KL margin"
+    else:
+        lost = (
+            "which calibration brings just within the KL margin"
+            if best <= rule.kl_margin
+            else "and only BF16 wins that back"
+        )
     return (
         f"Calibration is not predicted to help: {format_nats(unit)} nats per token at scale 1 become "
-        f"{format_nats(best)}, and {format_nats(bound)} with an unlimited range. What is lost is mantissa, {lost}."
+        f"{format_nats(best)}, and {format_nats(bound)} with an unlimited range. What is lost is {what}, {lost}."
     )
 
 

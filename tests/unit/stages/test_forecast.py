@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kvtriage.records.case import Sensitivities
+from kvtriage.fp8.anatomy import Anatomy
+from kvtriage.records.case import RepairRow, Sensitivities
+from kvtriage.stages.scale_findings import scale_findings
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, uniform
 
 
@@ -89,3 +91,18 @@ def test_a_head_that_its_layers_scale_does_not_reach_is_named_with_the_one_that_
 def test_where_one_scale_reaches_all_heads_nobody_is_named() -> None:
     found = FakeCase(spec=uniform(), range_={1: 0.5}).diagnose()
     assert not any("does not reach" in line for line in found.findings)
+
+
+@pytest.mark.parametrize(("scaled", "bound", "said"), [
+    (0.48, 0.47, "What is lost is mantissa, and only BF16 wins that back."),
+    (0.48, 0.01, "What is lost is range that no scale reaches, and only BF16 wins that back."),
+    (0.049, 0.049, "What is lost is mantissa, which calibration brings just within the KL margin."),
+])  # fmt: skip
+def test_what_calibration_leaves_is_called_by_its_name(scaled: float, bound: float, said: str) -> None:
+    """What the bound would win and no scale does is no mantissa."""
+    unit = 0.5 if scaled > 0.1 else 0.052
+    left = {"unit": unit, "mantissa": bound} | dict.fromkeys(
+        ("per_tensor", "per_head", "per_head_percentile", "per_head_least_error"), scaled
+    )
+    rows = [RepairRow(layer_idx=None, repair=repair, predicted_kl=kl, measured_kl=None) for repair, kl in left.items()]
+    assert next(scale_findings(Anatomy((), 0), rows, hybrid(), STUDY)).endswith(said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import fmean
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 
 from kvtriage.records.case import ProbeRow, Sensitivities
 from kvtriage.stages.diagnose import count_probes
+from kvtriage.stages.probing import MANTISSA, UNIT, Probe, _factors
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, uniform
 
 EXACT = msgspec.structs.replace(STUDY, probes="exact")
@@ -60,3 +62,13 @@ def test_what_scales_repair_is_measured_under_them_too() -> None:
     measured = {row.format for row in found.layer_probes if row.layers == (3,) and row.exact}
     assert "fp8:unit" in measured
     assert len(measured) > 1
+
+
+def test_the_correction_by_depth_counts_every_measured_probe() -> None:
+    """Two formats of layer 0 fall short by 0.2 and 0.4, layer 2 by nothing: the line says 0.15 in between."""
+    probes = [Probe("layer", fmt, (layer,)) for layer in range(3) for fmt in (UNIT, MANTISSA)]
+    found = {probes[0]: [math.exp(0.2)], probes[1]: [math.exp(0.4)], probes[4]: [1.0]}
+    factors = _factors({probe: [1.0] for probe in probes}, found)
+    assert factors[probes[2]] == factors[probes[3]] == pytest.approx(math.exp(0.15))
+    assert factors[probes[0]] == factors[probes[1]] == pytest.approx(math.exp(0.3))
+    assert factors[probes[5]] == pytest.approx(1.0)

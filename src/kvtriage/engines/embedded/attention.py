@@ -138,6 +138,9 @@ def attend(
     if new == 1 and not explicit:
         return scaled_dot_product_attention(query, key, value, scale=call.scaling, enable_gqa=True)
     onednn = _by_onednn(query.device)
+    if onednn:
+        # As the model lays them out, a head's rows have the other heads' between them.
+        key, value = key.contiguous(), value.contiguous()
     block = _QUERY_BLOCK if onednn or explicit or window_tokens is not None else new
     output = query.new_empty((*query.shape[:3], value.shape[3]))
     for start in range(0, new, block):

@@ -24,12 +24,10 @@ from kvtriage.engines.base import (
 from kvtriage.engines.embedded.attention import Attention
 from kvtriage.engines.embedded.engine import engine_threads, engine_version, resolve_device
 from kvtriage.engines.embedded.model import native_dtype
-from kvtriage.engines.embedded.observing import RangeObserver, ScaleObserver
+from kvtriage.engines.embedded.observing import Observing
 from kvtriage.engines.embedded.streaming import StreamedModel, load_streamed_model, open_weights
 from kvtriage.engines.embedded.tokenizer import load_tokenizer
 from kvtriage.errors import StudyError
-from kvtriage.fp8.scales import ScaleSet
-from kvtriage.fp8.stats import HeldOut, KVStats
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.units import format_bytes
 
@@ -42,7 +40,7 @@ _SHARE = 0.8
 """Of the memory that is free, when the bound is not given."""
 
 
-class BoundedEngine:
+class BoundedEngine(Observing):
     """See engines.base.Engine. Only `observe` and `check_scales` are answered."""
 
     def __init__(self, model: StreamedModel, tokenizer: Tokenizer, native: str, threads: int, bound_bytes: int) -> None:
@@ -89,19 +87,7 @@ class BoundedEngine:
     ) -> Screening:
         raise _only_calibrates()
 
-    @torch.inference_mode()
-    def observe(self, prompts: Sequence[Sequence[int]], position_edges: Sequence[int], progress: Progress) -> KVStats:
-        observer = RangeObserver(self.spec, position_edges)
-        return observer.stats(self._show(prompts, observer, progress))
-
-    @torch.inference_mode()
-    def check_scales(
-        self, prompts: Sequence[Sequence[int]], candidates: Sequence[ScaleSet], progress: Progress
-    ) -> list[HeldOut]:
-        observer = ScaleObserver(self.spec, candidates)
-        return observer.held_out(self._show(prompts, observer, progress))
-
-    def _show(self, prompts: Sequence[Sequence[int]], attention: Attention, progress: Progress) -> int:
+    def show(self, prompts: Sequence[Sequence[int]], attention: Attention, progress: Progress) -> int:
         """Texts of one length go through the layers together, as many as the bound allows."""
         batches = [
             batch

@@ -22,17 +22,14 @@ from kvtriage.engines.base import (
 )
 from kvtriage.engines.embedded.attention import Attention
 from kvtriage.engines.embedded.kernel.kernel import Decode, open_decode
-from kvtriage.engines.embedded.log_probs import LogProbs, normalise
 from kvtriage.engines.embedded.model import LanguageModel, load_model, native_dtype
-from kvtriage.engines.embedded.observing import RangeObserver, ScaleObserver
+from kvtriage.engines.embedded.observing import Observing
 from kvtriage.engines.embedded.screening import screen_request
-from kvtriage.engines.embedded.session import BY_TORCH, EmbeddedSession
+from kvtriage.engines.embedded.session import EmbeddedSession
 from kvtriage.engines.embedded.sharing import SharedPasses
-from kvtriage.engines.embedded.storing import LayerStorage, StoringAttention, layer_storages
+from kvtriage.engines.embedded.storing import LayerStorage, layer_storages
 from kvtriage.engines.embedded.tokenizer import load_tokenizer
 from kvtriage.errors import StudyError
-from kvtriage.fp8.scales import ScaleSet
-from kvtriage.fp8.stats import HeldOut, KVStats
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.spec import CacheSpec
 
@@ -48,7 +45,7 @@ __all__ = [
 NUMERICS = ("storage", "attention")
 
 
-class EmbeddedEngine:
+class EmbeddedEngine(Observing):
     """See engines.base.Engine. One model, one device, any number of arms."""
 
     def __init__(
@@ -95,24 +92,29 @@ class EmbeddedEngine:
 
     @contextlib.contextmanager
     def open(self, arm: Arm) -> Iterator[EmbeddedSession]:
-        yield EmbeddedSession(self._model, arm, self._storages(arm), self._decode, self._passes)
+        yield self._session(arm)
+
+    def _session(self, arm: Arm) -> EmbeddedSession:
+        return EmbeddedSession(self._model, arm, self._storages(arm), self._decode, self._passes)
+
+    @property
+    def _native_arm(self) -> Arm:
+        return Arm("native", CachePolicy.native(self.spec.num_layers))
 
     def _storages(self, arm: Arm) -> tuple[LayerStorage, ...]:
         return layer_storages(arm, self.spec, self._native, self._numerics, self._model.device)
 
     @torch.inference_mode()
     def probe(self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], progress: Progress) -> list[list[float]]:
-        """Each probe resumes at its first quantised layer from the native pass's layer outputs."""
+        """Each probe resumes where it departs from the native pass, or from a probe that goes further with it."""
         total = len(requests) * (len(arms) + 1)
-        native = self._storages(Arm("native", CachePolicy.native(self.spec.num_layers)))
+        native, *probes = map(self._session, (self._native_arm, *arms))
         found: list[list[float]] = [[] for _ in arms]
         for index, request in enumerate(requests):
             progress(index * (len(arms) + 1), total)
-            with self._model.recording() as outputs:
-                reference = self._distribution(request, native)
-            for number, arm in enumerate(arms):
-                with self._model.resuming(outputs, arm.policy.first_quantized_layer):
-                    kl = self._distribution(request, self._storages(arm)).kl_from(reference)
+            reference = native.distribution(request)
+            for number, session in enumerate(probes):
+                kl = session.distribution(request).kl_from(reference)
                 found[number].append(sum(kl) / len(kl))
                 progress(index * (len(arms) + 1) + number + 2, total)
         return found
@@ -122,7 +124,7 @@ class EmbeddedEngine:
         self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], treatments: Treatments, progress: Progress
     ) -> Screening:
         rows = [(arm.policy.first_quantized_layer, self._storages(arm)) for arm in arms]
-        native = self._storages(Arm("native", CachePolicy.native(self.spec.num_layers)))
+        native = self._storages(self._native_arm)
         parts = []
         for done, request in enumerate(requests):
             progress(done, len(requests))
@@ -130,26 +132,7 @@ class EmbeddedEngine:
         progress(len(requests), len(requests))
         return Screening.merge_all(parts)
 
-    def _distribution(self, request: ScoreRequest, storages: tuple[LayerStorage, ...]) -> LogProbs:
-        attention = StoringAttention(storages, len(request.token_ids), BY_TORCH)
-        keep = slice(request.score_from - 1, len(request.token_ids) - 1)
-        logits = self._model.logits(self._model.tokens([request.token_ids]), attention, start=0, keep=keep)
-        attention.check_finite()
-        return LogProbs(normalise(logits[0]))
-
-    @torch.inference_mode()
-    def observe(self, prompts: Sequence[Sequence[int]], position_edges: Sequence[int], progress: Progress) -> KVStats:
-        observer = RangeObserver(self.spec, position_edges)
-        return observer.stats(self._show(prompts, observer, progress))
-
-    @torch.inference_mode()
-    def check_scales(
-        self, prompts: Sequence[Sequence[int]], candidates: Sequence[ScaleSet], progress: Progress
-    ) -> list[HeldOut]:
-        observer = ScaleObserver(self.spec, candidates)
-        return observer.held_out(self._show(prompts, observer, progress))
-
-    def _show(self, prompts: Sequence[Sequence[int]], attention: Attention, progress: Progress) -> int:
+    def show(self, prompts: Sequence[Sequence[int]], attention: Attention, progress: Progress) -> int:
         for done, prompt in enumerate(prompts):
             progress(done, len(prompts))
             self._model.forward_hidden(self._model.tokens([prompt]), attention)

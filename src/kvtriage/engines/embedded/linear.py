@@ -37,7 +37,10 @@ class OneDnnLinear(nn.Linear):
 
 
 def onednn_linear(values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """values [..., i] times the transpose of weight [o, i], plus bias [o]: [..., o]. Dense float32, on a CPU."""
+    """values [..., i] times the transpose of weight [o, i], plus bias [o]: [..., o]. Dense float32, on a CPU.
+
+    A weight, or its transpose, with gaps between its rows takes oneDNN's plain loops: a thousand times slower.
+    """
     product: Tensor = torch.ops.mkldnn._linear_pointwise(values, weight, bias, "none", [], "")
     return product
 

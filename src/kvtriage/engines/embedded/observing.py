@@ -12,7 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvtriage.engines.embedded.attention import AttentionCall, attend, check_geometry
+from kvtriage.engines.base import Progress
+from kvtriage.engines.embedded.attention import Attention, AttentionCall, attend, check_geometry
 from kvtriage.engines.embedded.codec import round_mantissa
 from kvtriage.errors import NonFinite
 from kvtriage.fp8.e4m3 import SATURATES_ABOVE, SMALLEST_NORMAL, SUB_OCTAVES
@@ -20,7 +21,31 @@ from kvtriage.fp8.scales import ScaleSet
 from kvtriage.fp8.stats import EXPONENT_MAX, EXPONENT_MIN, HeldOut, HeldOutShare, KVStats, RangeStats, TensorKey
 from kvtriage.kvcache.spec import CacheSpec
 
-__all__ = ["RangeObserver", "ScaleObserver"]
+__all__ = ["Observing", "RangeObserver", "ScaleObserver"]
+
+
+class Observing:
+    """What an engine that shows its texts to an attention calibrates by. See engines.base.Engine."""
+
+    @property
+    def spec(self) -> CacheSpec:
+        raise NotImplementedError
+
+    def show(self, prompts: Sequence[Sequence[int]], attention: Attention, progress: Progress) -> int:
+        """Every prompt through all layers, Q, K and V handed to `attention`. Their tokens."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def observe(self, prompts: Sequence[Sequence[int]], position_edges: Sequence[int], progress: Progress) -> KVStats:
+        observer = RangeObserver(self.spec, position_edges)
+        return observer.stats(self.show(prompts, observer, progress))
+
+    @torch.inference_mode()
+    def check_scales(
+        self, prompts: Sequence[Sequence[int]], candidates: Sequence[ScaleSet], progress: Progress
+    ) -> list[HeldOut]:
+        observer = ScaleObserver(self.spec, candidates)
+        return observer.held_out(self.show(prompts, observer, progress))
 
 
 class _Observer:

@@ -21,9 +21,9 @@ from torch import Tensor
 from kvtriage.engines.base import ScoreRequest, Screening, Treatments
 from kvtriage.engines.embedded.attention import AttentionCall, attend, check_geometry
 from kvtriage.engines.embedded.dissecting import dissect
-from kvtriage.engines.embedded.kernel.kernel import NoKernel
 from kvtriage.engines.embedded.log_probs import LogProbs, normalise
 from kvtriage.engines.embedded.model import LanguageModel
+from kvtriage.engines.embedded.session import BY_TORCH
 from kvtriage.engines.embedded.storing import LayerStorage, StoringAttention
 from kvtriage.fp8.anatomy import Anatomy, LayerAnatomy
 
@@ -64,7 +64,7 @@ class _SideBySide:
     def attend(self, call: AttentionCall) -> Tensor:
         storages = [row[call.layer_idx] for row in self._rows]
         check_geometry(call, storages[0].spec)
-        if all(storage is storages[0] for storage in storages):
+        if all((storage.key, storage.value) == (storages[0].key, storages[0].value) for storage in storages):
             return self._attend(call, storages[0])
         return torch.cat([self._attend(_row(call, index), storage) for index, storage in enumerate(storages)])
 
@@ -100,7 +100,7 @@ def screen_request(
     stop, layers = len(request.token_ids) - 1, len(native)
     start = max(request.score_from - 1, stop - max(1, len(request.token_ids) // SCREENED_SHARE))
     tokens = model.tokens([request.token_ids[:stop]])
-    storing = StoringAttention(native, stop, NoKernel("passes that are scored"))
+    storing = StoringAttention(native, stop, BY_TORCH)
     keeping = _Keeping(storing, stop - start, treatments)
     with model.recording() as outputs:
         reference = LogProbs(normalise(model.logits(tokens, keeping, start=0, keep=slice(start, stop))[0]))

@@ -45,12 +45,19 @@ class EmbeddedSession:
     @torch.inference_mode()
     def score(self, request: ScoreRequest) -> ScoreResponse:
         tokens = self._model.tokens([request.token_ids])
-        found = normalise(self._logits_in_pieces(request) if self._arm.prefill_chunk else self._logits(request))
+        found = self.distribution(request).values
         targets = tokens[0, request.score_from :]
         return ScoreResponse(
             nll=tuple((-found.gather(1, targets[:, None])[:, 0]).tolist()),
             top1=tuple(found.argmax(dim=-1).tolist()),
             distribution=LogProbs(found),
+        )
+
+    @torch.inference_mode()
+    def distribution(self, request: ScoreRequest) -> LogProbs:
+        """Of the scored positions: [S, V]. Raises NonFinite."""
+        return LogProbs(
+            normalise(self._logits_in_pieces(request) if self._arm.prefill_chunk else self._logits(request))
         )
 
     def _logits(self, request: ScoreRequest) -> Tensor:

@@ -19,7 +19,7 @@ from kvtriage.kvcache.policy import Format, Fp8, Mantissa, Scaling
 __all__ = ["Pass", "SharedPasses", "ways_of_storing"]
 
 _MOST_BYTES = 512 << 20
-"""Of layer outputs that are kept; beyond it arms share less and compute more."""
+"""Of layer outputs that are kept, a text's first pass aside; beyond it arms share less and compute more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +51,9 @@ class SharedPasses:
     def keep(self, token_ids: tuple[int, ...], new: Pass) -> None:
         if token_ids != self._token_ids:
             self._token_ids, self._passes, self.held_bytes = token_ids, [], 0
-        size = sum(_size_bytes(output) for output in new.outputs)
-        if self.held_bytes + size <= _MOST_BYTES:
+        held = {id(output) for known in self._passes for output in known.outputs}
+        size = sum(_size_bytes(output) for output in new.outputs if id(output) not in held)
+        if not self._passes or self.held_bytes + size <= _MOST_BYTES:
             self._passes.append(new)
             self.held_bytes += size
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvtriage.engines.base import Arm, Engine, EngineInfo, Session
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.kvcache.policy import CachePolicy
-from kvtriage.records.case import ArmRecord, Plan, ScoreTrial, Trial
+from kvtriage.records.case import ArmRecord, ContinuationTrial, Plan, ScoreTrial, Trial
 from kvtriage.records.frontier import SearchTrial, VerifiedSet
 from kvtriage.records.pairing import BASELINE, sort_trials
 from kvtriage.stages import Reporter
@@ -32,7 +32,7 @@ def arm_name(skip: Layers) -> str:
 
 @dataclass
 class Proving:
-    """Scores one set after another; BF16 is scored once, and its trials serve for all."""
+    """Scores one set after another; BF16 is scored once, and its trials and what it wrote serve for all."""
 
     plan: Plan
     pricing: Pricing
@@ -44,7 +44,7 @@ class Proving:
     conditions: str
     sink: Callable[[SearchTrial], None]
     report: Reporter
-    done: list[ScoreTrial]
+    done: list[ScoreTrial | ContinuationTrial]
 
     def verify(self, skip: Layers) -> VerifiedSet:
         """Raises PolicyNotApplied when the engine stored something else, NonFinite."""
@@ -74,8 +74,8 @@ class Proving:
             item_by_item(run, self.items, self.split, arms, [], self._check)
 
     def _keep(self, trial: Trial) -> None:
-        """Pools are no score, and belong to the ablation."""
-        if isinstance(trial, ScoreTrial):
+        """Pools belong to the ablation."""
+        if isinstance(trial, ScoreTrial | ContinuationTrial):
             self.sink(trial)
             self.done.append(trial)
 

@@ -8,9 +8,9 @@ from kvtriage import __version__
 from kvtriage.engines.base import Engine
 from kvtriage.errors import CaseError, EngineError
 from kvtriage.kvcache.policy import Scaling
-from kvtriage.records.case import Plan, ScaleRecord, ScoreTrial, Sensitivities
+from kvtriage.records.case import Plan, ScaleRecord, Sensitivities
 from kvtriage.records.frontier import Frontier, SearchTrial, SetTrial, VerifiedSet
-from kvtriage.records.study import supports_per_head
+from kvtriage.records.study import Study, supports_per_head
 from kvtriage.records.values import scale_set
 from kvtriage.stages import Reporter
 from kvtriage.stages.ablate import conditions_hash, study_conditions
@@ -59,13 +59,13 @@ def search(
             "the server would not start with this model and memory, not even in BF16",
             hint="'kvtriage plan' says what it refuses; a study with more memory_bytes may do",
         )
-    every, claims = choosing_items(split, study, engine.tokenizer), of_text(items)
+    every, claims = choosing_items(split, study, engine.tokenizer, spec.windows), of_text(items)
     choosing = of_text(every)
     _check_done(done, conditions, (*every, *claims))
     probing = Probing(pricing, engine, fitted, conditions, sink, report)
     probing.recall(trial for trial in done if isinstance(trial, SetTrial))
-    scored = [trial for trial in done if isinstance(trial, ScoreTrial)]
-    proving = Proving(plan, pricing, engine, info, fitted, every, split, conditions, sink, report, scored)
+    of_arms = [trial for trial in done if not isinstance(trial, SetTrial)]
+    proving = Proving(plan, pricing, engine, info, fitted, every, split, conditions, sink, report, of_arms)
 
     def verify(skip: Layers) -> VerifiedSet:
         price = pricing.price(skip)
@@ -103,7 +103,7 @@ def search(
         refused_sets=len(choice.hunt.refused),
         choosing_texts=tuple(item.request.item_id for item in choosing),
         claim_texts=tuple(item.request.item_id for item in claims),
-        notes=tuple(_notes(choosing, max(study.buckets))),
+        notes=tuple(_notes(choosing, study, spec.windows)),
     )
 
 
@@ -139,10 +139,15 @@ def _explain(choice: Choice, plan: Plan, count: int) -> str:
     return f"with {named} in BF16 the model {keeps}, and no cheaper set of {count} measured was found to{flags}"
 
 
-def _notes(choosing: Sequence[TaskItem], asked: int) -> Iterator[str]:
-    longest = max(item.bucket for item in choosing)
+def _notes(choosing: Sequence[TaskItem], study: Study, windows: Sequence[int]) -> Iterator[str]:
+    longest, asked = max(item.bucket for item in choosing), max(study.buckets)
     if longest < asked:
+        unasked = (
+            ", and facts at the borders of windows were left to the ablation"
+            if windows and study.window_needles
+            else ""
+        )
         yield (
             f"no text but the evaluation's is longer than {longest:,} tokens: sets were chosen at that length, and are "
-            f"claimed at {asked:,}; a larger calibration_tokens chooses there as well"
+            f"claimed at {asked:,}{unasked}; a larger calibration_tokens chooses there as well"
         )

@@ -23,14 +23,20 @@ __all__ = ["choosing_items", "choosing_lengths", "of_text", "screening_items"]
 _TEXT = "text"
 
 
-def choosing_items(split: Split, study: Study, tokenizer: Tokenizer) -> tuple[TaskItem, ...]:
-    """Every task's items, made from the text of all roles but evaluation, by length ascending. Raises StudyError."""
+def choosing_items(
+    split: Split, study: Study, tokenizer: Tokenizer, windows: Sequence[int] = ()
+) -> tuple[TaskItem, ...]:
+    """Every task's items, made from the text of all roles but evaluation, by length ascending. Raises StudyError.
+
+    Past the model's `windows` only texts as long as the study's are sure to reach: shorter ones hide nothing there.
+    """
     sources = (*split.holdout, *split.probe, *split.calibration)
     lengths = choosing_lengths(split, study)
     texts = [item for length in lengths for item in _cut(sources, length, study.items_per_bucket, len(tokenizer.bos))]
     shorter = msgspec.structs.replace(study, buckets=lengths, score_tokens=min(study.score_tokens, lengths[0] // 2))
     own = Split(calibration=(), holdout=(), probe=(), evaluation=tuple(texts))
-    return tuple(item for task in TASKS.values() for item in task.items(own, shorter, tokenizer))
+    reached = windows if lengths[-1] == max(study.buckets) else ()
+    return tuple(item for task in TASKS.values() for item in task.items(own, shorter, tokenizer, reached))
 
 
 def choosing_lengths(split: Split, study: Study) -> tuple[int, ...]:

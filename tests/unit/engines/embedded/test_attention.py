@@ -95,3 +95,21 @@ def test_probabilities_are_quantised_in_the_heads_asked_for() -> None:
     torch.testing.assert_close(second[:, :2], none[:, :2])
     torch.testing.assert_close(second[:, 2:], both[:, 2:])
     assert not torch.allclose(second[:, 2:], none[:, 2:], atol=1e-4)
+
+
+def test_onednn_is_given_no_rows_with_gaps_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a model lays K and V out, [B, n, H, D]; oneDNN would go through them element by element."""
+    if product_library(torch.device("cpu")) != ONEDNN:
+        pytest.skip("this build of torch has no oneDNN")
+    seen: list[torch.Tensor] = []
+
+    def spy(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        seen.append(weight)
+        return values @ weight.T
+
+    monkeypatch.setattr(attention, "onednn_linear", spy)
+    query, key, value = (torch.randn(1, 150, heads, 8).transpose(1, 2) for heads in (6, 3, 3))
+    for window in (None, 7):
+        attend(AttentionCall(0, query, key, value, 0.3, None, None, window))
+    assert len(seen) == 2 * 2 * 2 * 3
+    assert all(weight.is_contiguous() or weight.T.is_contiguous() for weight in seen)

@@ -49,3 +49,8 @@ def test_a_model_keeps_its_weights_and_its_ties() -> None:
 
 def test_an_accelerator_multiplies_by_itself() -> None:
     assert product_library(torch.device("meta")) == TORCH
+
+
+def test_a_build_without_onednn_multiplies_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert product_library(torch.device("cpu")) == TORCH

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kvtriage.engines.base import Arm, ScoreRequest, Screening, Treatments
+from kvtriage.engines.embedded import screening
 from kvtriage.engines.embedded.attention import AttentionCall, attend
 from kvtriage.engines.embedded.dissecting import dissect
 from kvtriage.engines.embedded.engine import EmbeddedEngine, open_engine
@@ -84,6 +85,21 @@ def test_no_more_than_an_eighth_is_screened_and_its_price_is_told(bench: Bench) 
     computed = sum(layers - arm.policy.first_quantized_layer for arm in bench.arms)
     assert wide.damage == narrow.damage
     assert wide.evaluated == narrow.evaluated == layers * (LENGTH - 1) + 8 * computed
+
+
+def test_probes_go_through_native_layers_together(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    together: list[tuple[int, int]] = []
+
+    def spy(call: AttentionCall, fp8_heads: torch.Tensor | None = None) -> torch.Tensor:
+        together.append((call.layer_idx, call.query.shape[0]))
+        return attend(call, fp8_heads)
+
+    monkeypatch.setattr(screening, "attend", spy)
+    screen(bench, ScoreRequest("x", tiny.prompt(LENGTH), FROM))
+    last = bench.engine.spec.num_layers - 1
+    # Four probes of each layer, and one of all layers that runs beside those of layer 0.
+    assert together.count((last, 4)) == last - 1
+    assert together.count((last, 1)) == 4 + 5
 
 
 def test_requests_add_up(bench: Bench) -> None:

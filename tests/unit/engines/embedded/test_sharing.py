@@ -96,7 +96,8 @@ def test_what_is_kept_does_not_grow_with_the_items(engine: EmbeddedEngine) -> No
             score(engine, arm, seed)
         held.append(engine._passes.held_bytes)
     assert len(set(held)) == 1
-    assert held[0] == 7 * LAYERS * 40 * 48 * 4
+    # bf16, unit, per tensor and the bound whole, 1 layer of skip last, 2 of skip first, 1 of last only.
+    assert held[0] == (4 * LAYERS + 4) * 40 * 48 * 4
 
 
 def test_beyond_the_limit_nothing_more_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +108,36 @@ def test_beyond_the_limit_nothing_more_is_kept(monkeypatch: pytest.MonkeyPatch) 
     assert passes.held_bytes == 80
     assert passes.furthest((1, 2), ("one",))[1] == 1
     assert passes.furthest((1, 2), ("other",))[1] == 0
+
+
+def test_the_first_pass_of_a_text_is_kept_whatever_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "_MOST_BYTES", 0)
+    passes = SharedPasses()
+    for text in ((1,), (2,)):
+        for way in ("one", "other"):
+            passes.keep(text, Pass((way,), [torch.zeros(20)]))
+        assert passes.furthest(text, ("one",))[1] == 1
+        assert passes.furthest(text, ("other",))[1] == 0
+    assert passes.held_bytes == 80
+
+
+def test_probes_share_with_each_other_what_goes_beyond_the_native_pass(engine: EmbeddedEngine) -> None:
+    request = ScoreRequest("item", tiny.prompt(40, seed=1), 20)
+    skips = [Arm("x", CachePolicy.fp8(LAYERS, Scaling.UNIT, [skip])) for skip in (2, 1)]
+    ran: list[None] = []
+    hooks = [
+        layer.get_submodule("self_attn").register_forward_hook(lambda *_: ran.append(None))
+        for layer in engine._model.decoder_layers
+    ]
+    together = engine.probe([request], skips, lambda _done, _total: None)
+    for hook in hooks:
+        hook.remove()
+    assert len(ran) == 3 + 3 + 2
+    alone = []
+    for arm in skips:
+        engine._passes = SharedPasses()
+        alone += engine.probe([request], [arm], lambda _done, _total: None)
+    assert together == alone
 
 
 def test_other_scales_are_another_way_of_storing() -> None:

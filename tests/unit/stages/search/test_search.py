@@ -12,10 +12,11 @@ import pytest
 
 from kvtriage.engines.base import Engine
 from kvtriage.errors import CaseError, EngineError
-from kvtriage.records.case import Sensitivities
+from kvtriage.records.case import ContinuationTrial, Sensitivities
 from kvtriage.records.frontier import Frontier, SearchTrial, SetRow, SetTrial
 from kvtriage.records.study import Rule
 from kvtriage.stages.search import adopt, cost_search, search
+from kvtriage.stages.search.texts import choosing_items
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, silent, uniform
 
 LENIENT = msgspec.structs.replace(STUDY, items_per_bucket=4, rule=Rule(top1_margin=0.9))
@@ -145,6 +146,29 @@ def test_a_killed_search_measures_nothing_twice() -> None:
     assert len(measured) == len(set(measured))
 
 
+@pytest.mark.parametrize("servers", [False, True])
+def test_what_bf16_writes_is_written_once_and_read_by_every_verified_set(servers: bool) -> None:
+    """A server need not write the same twice, and a set is compared with what BF16 said of that very text."""
+    study = msgspec.structs.replace(
+        LENIENT, generation_items=2, generated_tokens=8, rule=Rule(nll_margin=0.02, top1_margin=0.9)
+    )
+
+    def job() -> Searched:
+        case = FakeCase(spec=uniform(), study=study, mantissa={1: 0.03, 4: 0.08, 5: 0.005})
+        case.engine.one_arm_at_a_time = servers
+        return Searched(case)
+
+    whole = job()
+    frontier = whole.run()
+    assert len(frontier.verified) == 2
+    written = [index for index, line in enumerate(whole.lines) if isinstance(line, ContinuationTrial)]
+    assert len(written) == 2
+    for kept in (written[0] + 1, written[1] + 1, len(whole.lines) - 1):
+        again = job()
+        assert again.run(whole.lines[:kept]) == frontier
+        assert [*whole.lines[:kept], *again.lines] == whole.lines
+
+
 def test_lines_of_other_conditions_or_texts_are_refused() -> None:
     job = searched(FakeCase(spec=uniform(), study=LENIENT), l1_4=0.3)
     job.run()
@@ -198,6 +222,25 @@ def test_the_cost_is_said_before() -> None:
     frontier = job.run()
     assert frontier.measured_sets <= cost.sets
     assert len(frontier.verified) <= cost.verified
+
+
+def test_every_task_has_its_part_in_the_cost() -> None:
+    """One round of all arms reads what the items that choose come to, and what BF16 writes."""
+    study = msgspec.structs.replace(
+        LENIENT,
+        buckets=(64,),
+        needle_depths=(),
+        window_needles=1,
+        generation_items=2,
+        generated_tokens=8,
+    )
+    case = FakeCase(spec=hybrid(window=36), study=study)
+    cost = cost_search(case.plan, case.split, case.items, case.spec)
+    items = choosing_items(case.split, study, case.engine.tokenizer, case.spec.windows)
+    assert {item.task for item in items} == {"text", "window_inside", "window_past", "generation"}
+    read = sum(len(item.request.token_ids) + item.continued for item in items)
+    assert cost.verified_tokens == (cost.verified + 1) * read + 2 * 64
+    assert cost.written_tokens == 16
 
 
 def test_layers_probed_at_scale_1_alone_are_ranked_by_that() -> None:
