@@ -317,7 +317,7 @@ class CaseFolder:
 
         The sink raises StorageError when the disk is full; the file keeps its whole lines.
         """
-        with self._appending(TRIALS) as append:
+        with self._appending(name) as append:
             yield lambda trial: append(msgspec.json.encode(trial))
 
     def add_imports(self, imports: Sequence[Imported]) -> None:
