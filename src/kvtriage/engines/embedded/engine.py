@@ -14,11 +14,13 @@ import kvtriage
 from kvtriage.engines.base import (
     Arm,
     EngineInfo,
+    ProbeSink,
     Progress,
     ScoreRequest,
     Screening,
     Tokenizer,
     Treatments,
+    keep_nothing,
 )
 from kvtriage.engines.embedded.attention import Attention
 from kvtriage.engines.embedded.kernel.kernel import Decode, open_decode
@@ -91,6 +93,7 @@ class EmbeddedEngine:
             native_dtype=str(self._native).removeprefix("torch."),
             threads=self._threads,
             per_head_scales=True,
+            screens=True,
         )
 
     @contextlib.contextmanager
@@ -101,7 +104,13 @@ class EmbeddedEngine:
         return layer_storages(arm, self.spec, self._native, self._numerics, self._model.device)
 
     @torch.inference_mode()
-    def probe(self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], progress: Progress) -> list[list[float]]:
+    def probe(
+        self,
+        requests: Sequence[ScoreRequest],
+        arms: Sequence[Arm],
+        progress: Progress,
+        sink: ProbeSink = keep_nothing,
+    ) -> list[list[float]]:
         """Each probe resumes at its first quantised layer from the native pass's layer outputs."""
         total = len(requests) * (len(arms) + 1)
         native = self._storages(Arm("native", CachePolicy.native(self.spec.num_layers)))
@@ -114,6 +123,7 @@ class EmbeddedEngine:
                 with self._model.resuming(outputs, arm.policy.first_quantized_layer):
                     kl = self._distribution(request, self._storages(arm)).kl_from(reference)
                 found[number].append(sum(kl) / len(kl))
+                sink(request, arm, found[number][-1])
                 progress(index * (len(arms) + 1) + number + 2, total)
         return found
 
