@@ -26,11 +26,11 @@ from kvtriage.stages.ablate import conditions_hash, study_conditions
 from kvtriage.stages.forecast import operand_rows, repair_rows
 from kvtriage.stages.probe_runs import ProbeRuns
 from kvtriage.stages.probes import MANTISSA, UNIT, Probe, design_probes
-from kvtriage.stages.probing import measure_probes
+from kvtriage.stages.probing import cost_probes, measure_probes
 from kvtriage.stages.scale_findings import scale_findings
 from kvtriage.tasks.split import Split
 
-__all__ = ["Suspects", "count_probes", "diagnose", "find_suspects"]
+__all__ = ["Suspects", "cost_diagnose", "diagnose", "find_suspects"]
 
 _TARGET = 0.7
 """Share of the KL margin that the layers left in FP8 may use up by themselves."""
@@ -111,9 +111,10 @@ def _left_out(info: EngineInfo) -> str:
     return ". The probes round K and V alone: what Q and the probabilities lose in FP8 is in the arms and not in them"
 
 
-def count_probes(spec: CacheSpec) -> int:
-    """How many probes `diagnose` makes of a model."""
-    return len(design_probes(spec, Scaling.PER_HEAD))
+def cost_diagnose(plan: Plan, split: Split, spec: CacheSpec, info: EngineInfo) -> int:
+    """Tokens of whole passes that `diagnose` comes to, at most."""
+    probes, tokens = design_probes(spec, Scaling.PER_HEAD), sum(len(item.token_ids) for item in split.probe)
+    return cost_probes(spec, probes, tokens, screens=info.screens, exactly=plan.study.probes == "exact")
 
 
 def _head_rows(rows: Mapping[Probe, ProbeRow], spec: CacheSpec) -> tuple[ProbeRow, ...]:

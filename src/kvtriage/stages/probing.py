@@ -9,7 +9,7 @@ the screen falls short at which depth, and the estimates that stay are corrected
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from statistics import fmean
@@ -25,7 +25,7 @@ from kvtriage.records.values import scale_set, sub_octaves
 from kvtriage.stages.probe_runs import ProbeRuns
 from kvtriage.stages.probes import UNIT, Probe, probe_arm
 
-__all__ = ["Measured", "measure_probes"]
+__all__ = ["Measured", "cost_probes", "measure_probes"]
 
 _SHARE = 4
 """The exact probes may use up what the screen leaves of this part of the naive price."""
@@ -79,9 +79,22 @@ def measure_probes(
     )
 
 
-def _price(exact: Iterable[Probe], layers: int) -> int:
+def cost_probes(spec: CacheSpec, probes: Sequence[Probe], tokens: int, *, screens: bool, exactly: bool) -> int:
+    """Tokens of whole passes that `measure_probes` comes to on `tokens` of requests, at most.
+
+    screens: whether the engine does. One that does not runs a whole pass for each probe.
+    """
+    naive = (len(probes) + 1) * tokens
+    if not screens:
+        return naive
+    if exactly:
+        return -(-(spec.num_layers + _price(probes, spec.num_layers)) * tokens // spec.num_layers)
+    return naive // _SHARE
+
+
+def _price(exact: Collection[Probe], layers: int) -> int:
     """Of a native pass and these probes, each from its first layer on; in layers, for each token."""
-    return layers + sum(layers - probe.first for probe in exact)
+    return layers + sum(layers - probe.first for probe in exact) if exact else 0
 
 
 def _exact_rows(found: Mapping[Probe, Sequence[float]]) -> dict[Probe, ProbeRow]:

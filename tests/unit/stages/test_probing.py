@@ -7,11 +7,19 @@ from statistics import fmean
 import msgspec
 import pytest
 
+from kvtriage.kvcache.policy import Scaling
+from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.case import ProbeRow, Sensitivities
-from kvtriage.stages.diagnose import count_probes
+from kvtriage.records.study import Study
+from kvtriage.stages.diagnose import cost_diagnose
+from kvtriage.stages.probes import design_probes
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, uniform
 
 EXACT = msgspec.structs.replace(STUDY, probes="exact")
+
+
+def count_probes(spec: CacheSpec) -> int:
+    return len(design_probes(spec, Scaling.PER_HEAD))
 
 
 def all_rows(found: Sensitivities) -> tuple[ProbeRow, ...]:
@@ -19,8 +27,8 @@ def all_rows(found: Sensitivities) -> tuple[ProbeRow, ...]:
 
 
 @pytest.mark.parametrize("spec", [hybrid(), uniform(), hybrid(kv_heads=1)])
-def test_all_probes_cost_at_most_a_quarter(spec: object) -> None:
-    case = FakeCase(spec=spec)  # type: ignore[arg-type]
+def test_all_probes_cost_at_most_a_quarter(spec: CacheSpec) -> None:
+    case = FakeCase(spec=spec)
     found = case.diagnose()
     assert found.cost is not None
     assert found.cost.evaluated <= found.cost.naive / 4
@@ -60,3 +68,24 @@ def test_what_scales_repair_is_measured_under_them_too() -> None:
     measured = {row.format for row in found.layer_probes if row.layers == (3,) and row.exact}
     assert "fp8:unit" in measured
     assert len(measured) > 1
+
+
+@pytest.mark.parametrize("spec", [hybrid(), uniform(), hybrid(kv_heads=1)])
+@pytest.mark.parametrize(("study", "screens", "slack"), [(STUDY, True, 0.1), (EXACT, True, 0.0), (STUDY, False, 0.0)])
+def test_it_is_foretold_what_the_probes_cost(spec: CacheSpec, study: Study, screens: bool, slack: float) -> None:
+    case = FakeCase(spec=spec, study=study)
+    case.engine.screens = screens
+    found = case.diagnose().cost
+    assert found is not None
+    foretold = cost_diagnose(case.plan, case.split, spec, case.engine.info())
+    spent = found.evaluated / spec.num_layers
+    assert spent <= foretold <= 1 + (1 + slack) * spent
+
+
+def test_a_server_runs_a_whole_pass_for_each_probe() -> None:
+    case = FakeCase()
+    case.engine.screens = False
+    found = case.diagnose()
+    assert found.cost is not None
+    assert (found.cost.evaluated, found.cost.screened) == (found.cost.naive, 0)
+    assert (found.anatomy, found.repairs) == ((), ())
