@@ -18,7 +18,17 @@ import numpy as np
 from kvtriage.fp8.anatomy import Anatomy, LayerAnatomy, OperandError
 from kvtriage.fp8.magnitudes import Floats, Magnitudes
 
-__all__ = ["PackedAnatomy", "ProbeLine", "ProbeTrial", "ScreenTrial", "pack_anatomy", "unpack_anatomy"]
+__all__ = [
+    "PackedAnatomy",
+    "PackedArray",
+    "PackedLayer",
+    "PackedOperand",
+    "ProbeLine",
+    "ProbeTrial",
+    "ScreenTrial",
+    "pack_anatomy",
+    "unpack_anatomy",
+]
 
 _DOUBLE = np.dtype("<f8")
 
