@@ -22,7 +22,7 @@ _SHARED = 1.125
 
 @dataclass(frozen=True)
 class SearchCost:
-    """At most, before anything is known of the damage; texts only, for needles are as long."""
+    """At most, before anything is known of the damage."""
 
     sets: int
     """That are probed while choosing: about 20 in a model that keeps the margins, two for each layer in a bad one."""
@@ -31,7 +31,7 @@ class SearchCost:
     verified: int
     """Whole arms, BF16 aside: an engine of servers starts one for each."""
     verified_tokens: int
-    """Of all of them, and of BF16."""
+    """Of all of them, and of BF16, on every task of the study."""
     claimed: int
     """Sets of the table."""
     claimed_tokens: int
@@ -44,16 +44,20 @@ class SearchCost:
 def cost_search(plan: Plan, split: Split, items: Sequence[TaskItem], spec: CacheSpec) -> SearchCost:
     """`items` are the study's, the evaluation texts among them."""
     study = plan.study
-    length = sum(choosing_lengths(split, study))
-    texts = length * study.items_per_bucket
-    needles = length * len(study.needle_depths) * study.needles_per_depth
+    lengths = choosing_lengths(split, study)
+    texts = sum(lengths) * study.items_per_bucket
+    # The study's own items, cut to what may choose; of buckets that become equal, the smallest.
+    cut = {min(bucket, lengths[-1]): bucket for bucket in sorted(study.buckets, reverse=True)}
+    asked = sum(
+        min(len(item.request.token_ids), lengths[-1]) + item.continued for item in items if item.bucket in cut.values()
+    )
     claimed = sum(len(item.request.token_ids) for item in of_text(items))
     sets = _FEWEST_SETS + 2 * spec.num_layers
     return SearchCost(
         sets=sets,
         probed_tokens=round(_SHARED * sets * texts),
         verified=MOST_VERIFIED,
-        verified_tokens=(MOST_VERIFIED + 1) * (texts + needles),
+        verified_tokens=(MOST_VERIFIED + 1) * asked,
         claimed=MOST_SHOWN,
         claimed_tokens=round(_SHARED * MOST_SHOWN * claimed),
     )

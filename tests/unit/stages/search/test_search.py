@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -16,6 +16,8 @@ from kvtriage.records.case import Sensitivities
 from kvtriage.records.frontier import Frontier, SearchTrial, SetRow, SetTrial
 from kvtriage.records.study import Rule
 from kvtriage.stages.search import adopt, cost_search, search
+from kvtriage.stages.search.texts import choosing_items
+from kvtriage.tasks import TASKS
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, silent, uniform
 
 LENIENT = msgspec.structs.replace(STUDY, items_per_bucket=4, rule=Rule(top1_margin=0.9))
@@ -198,6 +200,18 @@ def test_the_cost_is_said_before() -> None:
     frontier = job.run()
     assert frontier.measured_sets <= cost.sets
     assert len(frontier.verified) <= cost.verified
+
+
+@pytest.mark.parametrize("tasks", [{}, {"needle_depths": ()}, {"generation_items": 2, "generated_tokens": 8}])
+def test_the_cost_of_a_verified_set_is_that_of_all_tasks(tasks: dict[str, Any]) -> None:
+    """Of buckets of 64 and 128 tokens the first alone is left to choose on: no other text is longer than 64."""
+    study = msgspec.structs.replace(LENIENT, items_per_bucket=3, **tasks)
+    case = FakeCase(spec=uniform(), study=study)
+    tokenizer = case.engine.tokenizer
+    items = tuple(item for task in TASKS.values() for item in task.items(case.split, study, tokenizer))
+    asked = choosing_items(case.split, study, tokenizer)
+    tokens = sum(len(item.request.token_ids) + item.continued for item in asked)
+    assert cost_search(case.plan, case.split, items, case.spec).verified_tokens == 5 * tokens
 
 
 def test_layers_probed_at_scale_1_alone_are_ranked_by_that() -> None:
