@@ -80,10 +80,10 @@ docs: $(READY)
 # AGAINST=FILE sets an earlier bench.json of the same machine beside it.
 bench: $(READY)
 	$(BIN)/python bench/table.py --json bench.json $(if $(AGAINST),--against $(AGAINST))
+	$(BIN)/python bench/client_overhead.py
 
 bench-faults: $(READY)
 	$(BIN)/python bench/planted_faults.py
-	$(BIN)/python bench/client_overhead.py
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

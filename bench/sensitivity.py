@@ -32,6 +32,7 @@ from kvtriage.cli.sources import DEMO_DATA, resolve_model
 from kvtriage.cli.terminal import open_progress
 from kvtriage.kvcache.readers import read_cache_spec
 from kvtriage.records.case import ProbeRow, Sensitivities
+from kvtriage.records.probes import ProbeLine
 from kvtriage.records.study import Study
 from kvtriage.stages.calibrate import calibrate
 from kvtriage.stages.diagnose import diagnose
@@ -78,9 +79,13 @@ def compare(model: str, fault: str, study: Study, scratch: Path) -> Row:
             for way in ("screened", "exact"):
                 plan = msgspec.structs.replace(subject.plan, study=msgspec.structs.replace(study, probes=way))
                 begun = time.perf_counter()
-                record = diagnose(plan, scales, subject.split, engine, report, {})
+                record = diagnose(plan, scales, subject.split, engine, (), _keep_none, report, {})
                 found[way] = record, time.perf_counter() - begun
     return _row(model, fault, found, subject.spec.num_layers * study.probe_items * study.probe_tokens)
+
+
+def _keep_none(_line: ProbeLine) -> None:
+    """Each way measures everything by itself."""
 
 
 def _row(model: str, fault: str, found: dict[str, tuple[Sensitivities, float]], whole_pass: int) -> Row:

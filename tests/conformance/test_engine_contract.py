@@ -166,8 +166,10 @@ def test_probes_come_back_in_order(engine: Engine, scales: dict[Scaling, ScaleSe
     arms = [Arm("probe", CachePolicy.only(count, [0], fmt), per_head, bound) for fmt in formats]
     requests = [ScoreRequest(str(i), prompt, 30) for i, prompt in enumerate(PROMPTS)]
     watch = Watch()
-    found = engine.probe(requests, arms, watch)
+    told: dict[tuple[str, Arm], float] = {}
+    found = engine.probe(requests, arms, watch, lambda request, arm, kl: told.update({(request.item_id, arm): kl}))
     watch.check_finished()
+    assert [[told[request.item_id, arm] for request in requests] for arm in arms] == found
     assert [len(row) for row in found] == [2] * 4
     assert all(kl > 0 for row in found for kl in row)
     assert engine.probe(requests[::-1], arms[::-1], Watch()) == [row[::-1] for row in found[::-1]]
@@ -182,6 +184,7 @@ def test_a_screen_estimates_every_probe_and_takes_every_layer_apart(
     requests = [ScoreRequest(str(i), prompt, 30) for i, prompt in enumerate(PROMPTS)]
     watch = Watch()
     found = engine.screen(requests, arms, Treatments(tuple(scales.values()), bound), watch)
+    assert engine.info().screens is (found is not None)
     if found is None:
         assert watch.calls == []
         return

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from kvtriage.cli.job import Wiring
-from kvtriage.engines.base import Arm, Engine, Progress, ScoreRequest, Session
+from kvtriage.engines.base import Arm, Engine, ProbeSink, Progress, ScoreRequest, Session, keep_nothing
 from kvtriage.engines.fake import FakeEngine, FakeTokenizer
 from kvtriage.fp8.stats import KVStats
 from kvtriage.kvcache.spec import CacheSpec
@@ -148,9 +148,15 @@ class Interrupting:
             self._work()
             yield session
 
-    def probe(self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], progress: Progress) -> list[list[float]]:
+    def probe(
+        self,
+        requests: Sequence[ScoreRequest],
+        arms: Sequence[Arm],
+        progress: Progress,
+        sink: ProbeSink = keep_nothing,
+    ) -> list[list[float]]:
         self._work()
-        return self._engine.probe(requests, arms, progress)
+        return self._engine.probe(requests, arms, progress, sink)
 
     def observe(self, prompts: Sequence[Sequence[int]], edges: Sequence[int], progress: Progress) -> KVStats:
         self._work()

@@ -48,7 +48,7 @@ def study(folder: Path, done: list[Trial], stop_after: int | None) -> tuple[Evid
 
     with open_engine(folder, spec, numerics="storage", device="cpu", threads=1) as engine:
         scales = calibrate(plan, SPLIT, engine, silent, {})
-        suspects = diagnose(plan, scales, SPLIT, engine, silent, {})
+        suspects = diagnose(plan, scales, SPLIT, engine, (), lambda line: None, silent, {})
         asked = TASKS["text"].items(SPLIT, plan.study, engine.tokenizer)
         try:
             return ablate(plan, scales, suspects, asked, SPLIT, engine, done, sink, silent, {}), new

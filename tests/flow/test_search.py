@@ -12,7 +12,7 @@ import pytest
 
 from kvtriage.cli.job import Wiring
 from kvtriage.cli.main import main
-from kvtriage.engines.base import Arm, Engine, Progress, ScoreRequest
+from kvtriage.engines.base import Arm, Engine, ProbeSink, Progress, ScoreRequest, keep_nothing
 from kvtriage.engines.fake import FakeEngine, FakeTokenizer
 from kvtriage.kvcache.spec import CacheSpec
 
@@ -29,12 +29,18 @@ class Stopping:
     def __getattr__(self, name: str) -> object:
         return getattr(self._engine, name)
 
-    def probe(self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], progress: Progress) -> list[list[float]]:
+    def probe(
+        self,
+        requests: Sequence[ScoreRequest],
+        arms: Sequence[Arm],
+        progress: Progress,
+        sink: ProbeSink = keep_nothing,
+    ) -> list[list[float]]:
         if self._left == 0:
             raise KeyboardInterrupt
         if self._left is not None:
             self._left -= 1
-        return self._engine.probe(requests, arms, progress)
+        return self._engine.probe(requests, arms, progress, sink)
 
 
 def wiring(after: int | None = None, together: Mapping[frozenset[int], float] = TOGETHER) -> Callable[[], Wiring]:

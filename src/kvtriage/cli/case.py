@@ -2,7 +2,8 @@
 
     plan.json            run                nothing before it
     scales.json          calibrate          plan
-    sensitivities.json   diagnose           plan, scales
+    probes.jsonl         diagnose           one line per screened item, and per item and exact probe
+    sensitivities.json   diagnose           plan, scales, probes.jsonl
     search.jsonl         search             one line per measured set, synced as it comes
     frontier.json        search             plan, scales, sensitivities, search.jsonl; not every case has one
     trials.jsonl         ablate             one line per trial, synced as it comes
@@ -34,12 +35,14 @@ from kvtriage.files import refuse_unwritable_name, sha256_file, sync_folder, wri
 from kvtriage.records.case import SCHEMA, Evidence, Plan, ScaleRecord, Sensitivities, Trial, Verdict
 from kvtriage.records.frontier import Frontier, SearchTrial
 from kvtriage.records.imported import Imported
+from kvtriage.records.probes import ProbeLine
 from kvtriage.records.study import Rule, Study
 
 __all__ = [
     "CHECKPOINT",
     "CHECKPOINT_PER_TENSOR",
     "IMPORTS",
+    "PROBES",
     "REPORT",
     "REPORT_NUMBERS",
     "SEARCH",
@@ -50,6 +53,7 @@ __all__ = [
 ]
 
 TRIALS = "trials.jsonl"
+PROBES = "probes.jsonl"
 SEARCH = "search.jsonl"
 IMPORTS = "imports.jsonl"
 CHECKPOINT = "checkpoint"
@@ -77,7 +81,7 @@ class _Kind:
 _KINDS: dict[type[msgspec.Struct], _Kind] = {
     Plan: _Kind("plan.json", "run", ()),
     ScaleRecord: _Kind("scales.json", "calibrate", ("plan.json",)),
-    Sensitivities: _Kind("sensitivities.json", "diagnose", ("plan.json", "scales.json")),
+    Sensitivities: _Kind("sensitivities.json", "diagnose", ("plan.json", "scales.json"), made_with=(PROBES,)),
     Frontier: _Kind("frontier.json", "search", ("plan.json", "scales.json", "sensitivities.json", SEARCH)),
     Evidence: _Kind(
         "evidence.json", "ablate", ("plan.json", "scales.json", "sensitivities.json", TRIALS), ("frontier.json",)
@@ -92,7 +96,7 @@ _KINDS: dict[type[msgspec.Struct], _Kind] = {
 
 _OWN = frozenset(
     {kind.file for kind in _KINDS.values()}
-    | {TRIALS, SEARCH, IMPORTS, CHECKPOINT, CHECKPOINT_PER_TENSOR, REPORT, REPORT_NUMBERS}
+    | {TRIALS, PROBES, SEARCH, IMPORTS, CHECKPOINT, CHECKPOINT_PER_TENSOR, REPORT, REPORT_NUMBERS}
 )
 
 
@@ -287,6 +291,10 @@ class CaseFolder:
         """
         return tuple(self._lines(TRIALS, msgspec.json.Decoder[Trial](Trial)))
 
+    def probed(self) -> tuple[ProbeLine, ...]:
+        """All whole lines of probes.jsonl, as `trials` reads its own."""
+        return tuple(self._lines(PROBES, msgspec.json.Decoder(ProbeLine)))
+
     def searched(self) -> tuple[SearchTrial, ...]:
         """All whole lines of search.jsonl, as `trials` reads its own."""
         return tuple(self._lines(SEARCH, msgspec.json.Decoder(SearchTrial)))
@@ -312,13 +320,13 @@ class CaseFolder:
                 raise _damaged(f"line {number} of {name}", str(error)) from error
 
     @contextlib.contextmanager
-    def appending(self, name: str = TRIALS) -> Iterator[Callable[[Trial | SearchTrial], None]]:
-        """A sink that appends a trial to `name`, and returns when it is safe on the disk.
+    def appending(self, name: str = TRIALS) -> Iterator[Callable[[Trial | SearchTrial | ProbeLine], None]]:
+        """A sink that appends a line to `name`, and returns when it is safe on the disk.
 
         The sink raises StorageError when the disk is full; the file keeps its whole lines.
         """
         with self._appending(name) as append:
-            yield lambda trial: append(msgspec.json.encode(trial))
+            yield lambda line: append(msgspec.json.encode(line))
 
     def add_imports(self, imports: Sequence[Imported]) -> None:
         """Append to imports.jsonl, all lines or none.

@@ -26,7 +26,7 @@ from kvtriage.records.case import ScaleRecord, Sensitivities
 from kvtriage.records.study import supports_per_head
 from kvtriage.stages.ablate import ArmCost, cost_arm, design_arms
 from kvtriage.stages.arms import build_arm
-from kvtriage.stages.diagnose import count_probes
+from kvtriage.stages.diagnose import cost_diagnose
 from kvtriage.stages.measuring import shapes_to_time
 from kvtriage.stages.search import cost_search
 from kvtriage.units import format_seconds, format_tokens
@@ -65,7 +65,7 @@ def print_dry_run(
     start_s = None if unasked else time.perf_counter() - started
     if scales is None or sensitivities is None:
         say("which arms there are is known after diagnose; this is what there can be at most")
-        rows = [*_stages_before(subject), *_arms_at_most(subject, info)]
+        rows = [*_stages_before(subject, info), *_arms_at_most(subject, info)]
     else:
         rows = [
             _Row(arm.name, arm.label, cost_arm(subject.plan, subject.items, arm.role))
@@ -178,12 +178,11 @@ def measure_speed(subject: Subject, engine: Engine) -> Speed:
     return Speed(scored_s / sum(len(request.token_ids) for request in ends), statistics.median(steps))
 
 
-def _stages_before(subject: Subject) -> Iterator[_Row]:
+def _stages_before(subject: Subject, info: EngineInfo) -> Iterator[_Row]:
     split, study = subject.split, subject.plan.study
     calibrated = sum(len(item.token_ids) for item in (*split.calibration, *split.holdout))
     yield _Row("calibrate", "Q, K and V observed, scales checked", ArmCost(calibrated, 0))
-    # Every probe, and BF16 to hold them against; an engine may share work among the probes.
-    probed = (1 + count_probes(subject.spec)) * study.probe_items * study.probe_tokens
+    probed = cost_diagnose(subject.plan, split, subject.spec, info)
     yield _Row("diagnose", "FP8 in each layer, head and type alone, at most", ArmCost(probed, 0))
     if study.search:
         searched = cost_search(subject.plan, split, subject.items, subject.spec)

@@ -19,7 +19,7 @@ import msgspec
 from kvtriage import __version__
 from kvtriage.checkpoints.model_folder import ModelFolder, load_model_folder
 from kvtriage.checkpoints.overlay import check_base, check_overlay, write_overlay
-from kvtriage.cli.case import CHECKPOINT, CHECKPOINT_PER_TENSOR, CaseFolder
+from kvtriage.cli.case import CHECKPOINT, CHECKPOINT_PER_TENSOR, PROBES, CaseFolder
 from kvtriage.cli.options import Machine
 from kvtriage.cli.sources import load_data
 from kvtriage.cli.terminal import say, stage
@@ -282,19 +282,21 @@ def run_calibrate(job: Job) -> ScaleRecord:
 
 
 def run_diagnose(job: Job, scales: ScaleRecord) -> Sensitivities:
-    """sensitivities.json."""
+    """probes.jsonl, line by line, then sensitivities.json. Goes on where a killed run stopped."""
     case, subject = job.case, job.subject
     record = case.load(Sensitivities)
-    if record is None:
-        engine = job.engine()
-        with stage("diagnose") as running:
-            record = diagnose(
-                subject.plan, scales, subject.split, engine, running.report, case.inputs_for(Sensitivities)
-            )
-            record = msgspec.structs.replace(record, peak_bytes=running.peak_bytes)
-        case.save(record)
-    else:
+    if record is not None:
         say_there("diagnose", "sensitivities.json")
+        return record
+    done = case.probed()
+    if done:
+        say(f"diagnose: {len(done)} measurements are already there, going on")
+    engine = job.engine()
+    with stage("diagnose") as running, case.appending(PROBES) as sink:
+        record = diagnose(subject.plan, scales, subject.split, engine, done, sink, running.report, {})
+        # probes.jsonl is whole only now, so its hash joins the chain here.
+        record = msgspec.structs.replace(record, inputs=case.inputs_for(Sensitivities), peak_bytes=running.peak_bytes)
+    case.save(record)
     return record
 
 

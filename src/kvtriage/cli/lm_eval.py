@@ -105,7 +105,7 @@ def _ask(
         ) from error
     engine, plan, scales = job.engine(), job.subject.plan, job.case.need(ScaleRecord)
     info = engine.info()
-    if study_conditions(plan, scales, job.case.need(Sensitivities), info) != evidence.conditions:
+    if study_conditions(plan, scales, job.case.need(Sensitivities).suspects, info) != evidence.conditions:
         raise CaseError(
             "this engine is not the one that the case was measured with",
             hint="same machine, threads and versions are needed; or start a new case folder",

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from kvtriage.cli.terminal import one_line
 from kvtriage.records.case import OperandRow, Plan, RepairChoice, Sensitivities, Verdict
-from kvtriage.stages.probing import UNIT
+from kvtriage.stages.probes import UNIT
 
 __all__ = ["render_choice", "render_sensitivities", "render_verdict"]
 

@@ -31,6 +31,7 @@ __all__ = [
     "EngineInfo",
     "Generation",
     "Pool",
+    "ProbeSink",
     "Progress",
     "Readback",
     "ScoreRequest",
@@ -42,6 +43,7 @@ __all__ = [
     "Tokenizer",
     "Treatments",
     "check_arm",
+    "keep_nothing",
 ]
 
 Progress = Callable[[int, int], None]
@@ -143,6 +145,8 @@ class EngineInfo:
     """What its probes round, where that is not what `numerics` says of the arms."""
     mixed_backends: bool = False
     """Whether arms may run on another attention backend than `backend`."""
+    screens: bool = False
+    """Whether it sees its layers: then `screen` answers, and a probe is resumed at the first layer that it changes."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +221,14 @@ class Screening:
         if not parts:
             raise ValueError("nothing was screened")
         return reduce(Screening.merge, parts)
+
+
+ProbeSink = Callable[[ScoreRequest, Arm, float], None]
+"""Told the mean KL of an arm on a request, nats per token."""
+
+
+def keep_nothing(_request: ScoreRequest, _arm: Arm, _kl: float) -> None:
+    """For those who wait for all probes."""
 
 
 class Distribution(Protocol):
@@ -308,8 +320,14 @@ class Engine(Protocol):
         """Raises PolicyNotApplied for a policy the engine cannot store."""
         ...
 
-    def probe(self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], progress: Progress) -> list[list[float]]:
-        """Mean KL from native, nats per token: [arms][requests].
+    def probe(
+        self,
+        requests: Sequence[ScoreRequest],
+        arms: Sequence[Arm],
+        progress: Progress,
+        sink: ProbeSink = keep_nothing,
+    ) -> list[list[float]]:
+        """Mean KL from native, nats per token: [arms][requests]; each goes to `sink` as soon as it is known.
 
         One call, so that the engine may share work among the probes.
         """

@@ -23,6 +23,7 @@ from kvtriage.engines.base import (
     Distribution,
     EngineInfo,
     Generation,
+    ProbeSink,
     Progress,
     ScoreRequest,
     ScoreResponse,
@@ -30,6 +31,7 @@ from kvtriage.engines.base import (
     Tokenizer,
     Treatments,
     check_arm,
+    keep_nothing,
 )
 from kvtriage.fp8.anatomy import Anatomy, LayerAnatomy, OperandError
 from kvtriage.fp8.e4m3 import MAX, SUB_OCTAVES
@@ -89,6 +91,7 @@ class FakeEngine:
     per_head_scales: bool = True
     one_arm_at_a_time: bool = False
     together: Mapping[frozenset[int], float] = field(default_factory=dict)
+    screens: bool = True
     scored: int = 0
     opened: int = 0
 
@@ -107,6 +110,7 @@ class FakeEngine:
             native_dtype="bfloat16",
             threads=1,
             per_head_scales=self.per_head_scales,
+            screens=self.screens,
         )
 
     @contextlib.contextmanager
@@ -115,14 +119,26 @@ class FakeEngine:
         self.opened += 1
         yield _FakeSession(self, arm)
 
-    def probe(self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], progress: Progress) -> list[list[float]]:
+    def probe(
+        self,
+        requests: Sequence[ScoreRequest],
+        arms: Sequence[Arm],
+        progress: Progress,
+        sink: ProbeSink = keep_nothing,
+    ) -> list[list[float]]:
         progress(len(arms), len(arms))
-        return [[self._damage(arm, request.item_id) for request in requests] for arm in arms]
+        found = [[self._damage(arm, request.item_id) for request in requests] for arm in arms]
+        for arm, row in zip(arms, found, strict=True):
+            for request, kl in zip(requests, row, strict=True):
+                sink(request, arm, kl)
+        return found
 
     def screen(
         self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], treatments: Treatments, progress: Progress
-    ) -> Screening:
+    ) -> Screening | None:
         """A fifth too low throughout, for an eighth of the tokens."""
+        if not self.screens:
+            return None
         progress(len(requests), len(requests))
         tokens, layers = sum(len(request.token_ids) for request in requests), self.spec.num_layers
         computed = sum(layers - arm.policy.first_quantized_layer for arm in arms)

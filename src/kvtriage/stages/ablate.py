@@ -71,7 +71,7 @@ def _sequences(work: Work) -> int:
             return work.requests
 
 
-def study_conditions(plan: Plan, scales: ScaleRecord, sensitivities: Sensitivities, info: EngineInfo) -> Conditions:
+def study_conditions(plan: Plan, scales: ScaleRecord, suspects: Sequence[int], info: EngineInfo) -> Conditions:
     """Everything that has to be equal before two numbers may stand side by side."""
     fitted = msgspec.json.encode((scales.per_tensor, scales.per_head, scales.sub_octave_k, scales.sub_octave_v))
     asked = msgspec.json.encode((plan.study, [(task.name, task.version) for task in TASKS.values()]))
@@ -88,7 +88,7 @@ def study_conditions(plan: Plan, scales: ScaleRecord, sensitivities: Sensitiviti
         native_dtype=info.native_dtype,
         threads=info.threads,
         memory_bytes=plan.study.memory_bytes,
-        scales=_sha256(fitted + msgspec.json.encode(sensitivities.suspects)),
+        scales=_sha256(fitted + msgspec.json.encode(tuple(suspects))),
         kl_top_k=info.kl_top_k,
         readback=info.readback,
         scoring=info.scoring,
@@ -127,7 +127,7 @@ def ablate(
     the worksheet says or FP8 changed nothing at all, NonFinite.
     """
     info = engine.info()
-    conditions = study_conditions(plan, scales, sensitivities, info)
+    conditions = study_conditions(plan, scales, sensitivities.suspects, info)
     run = Measuring(plan, engine, conditions_hash(conditions), report, sink, list(done))
     arms = design_arms(plan, scales, sensitivities, info)
     own = {record.name: build_arm(record, scales) for record in arms if record.same_as is None}

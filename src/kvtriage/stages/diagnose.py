@@ -8,7 +8,7 @@ best of these: no scale repairs them there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -19,14 +19,18 @@ from kvtriage.engines.base import Engine, EngineInfo, ScoreRequest
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.case import Plan, ProbeRow, ScaleRecord, Sensitivities
+from kvtriage.records.probes import ProbeLine
 from kvtriage.records.study import supports_per_head
 from kvtriage.stages import Reporter
+from kvtriage.stages.ablate import conditions_hash, study_conditions
 from kvtriage.stages.forecast import operand_rows, repair_rows
-from kvtriage.stages.probing import MANTISSA, UNIT, Probe, design_probes, measure_probes
+from kvtriage.stages.probe_runs import ProbeRuns
+from kvtriage.stages.probes import MANTISSA, UNIT, Probe, design_probes
+from kvtriage.stages.probing import cost_probes, measure_probes
 from kvtriage.stages.scale_findings import scale_findings
 from kvtriage.tasks.split import Split
 
-__all__ = ["Suspects", "count_probes", "diagnose", "find_suspects"]
+__all__ = ["Suspects", "cost_diagnose", "diagnose", "find_suspects"]
 
 _TARGET = 0.7
 """Share of the KL margin that the layers left in FP8 may use up by themselves."""
@@ -43,10 +47,21 @@ class Suspects:
 
 
 def diagnose(
-    plan: Plan, scales: ScaleRecord, split: Split, engine: Engine, report: Reporter, inputs: Mapping[str, str]
+    plan: Plan,
+    scales: ScaleRecord,
+    split: Split,
+    engine: Engine,
+    done: Sequence[ProbeLine],
+    sink: Callable[[ProbeLine], None],
+    report: Reporter,
+    inputs: Mapping[str, str],
 ) -> Sensitivities:
-    """The probes, the anatomy of the error and what follows from it for scales. Raises NonFinite."""
-    spec, study = engine.spec, plan.study
+    """The probes, the anatomy of the error and what follows from it for scales.
+
+    Measures what `done` does not hold yet; each line goes to `sink` at once. Raises NonFinite, and CaseError when
+    `done` was measured under other conditions or holds what this study does not probe.
+    """
+    spec, study, info = engine.spec, plan.study, engine.info()
     requests = [
         ScoreRequest(item.item_id, item.token_ids, len(item.token_ids) - study.probe_score_tokens)
         for item in split.probe
@@ -54,7 +69,12 @@ def diagnose(
     per_head = supports_per_head(study.backend)
     finest = Scaling.PER_HEAD if per_head else Scaling.PER_TENSOR
     probes = design_probes(spec, finest)
-    measured = measure_probes(spec, probes, requests, scales, engine, report, exactly=study.probes == "exact")
+    exactly = study.probes == "exact"
+    # Whom the probes accuse is not known yet, and is no condition of theirs.
+    conditions = conditions_hash(study_conditions(plan, scales, (), info))
+    runs = ProbeRuns(engine, requests, conditions, sink, report)
+    runs.recall(done, probes, estimated=0 if exactly else len(probes))
+    measured = measure_probes(spec, probes, scales, runs, exactly=exactly)
     rows, anatomy = measured.rows, measured.anatomy
     layer_rows = [row for probe, row in rows.items() if probe.scope == "layer"]
     reachable = {UNIT, f"fp8:{finest}"} | ({MANTISSA} if per_head else set())
@@ -74,7 +94,7 @@ def diagnose(
         type_probes=tuple(row for probe, row in rows.items() if probe.scope == "type"),
         suspects=suspects.layers,
         suspects_stand_out=suspects.stand_out,
-        explanation=suspects.explanation + _left_out(engine.info()),
+        explanation=suspects.explanation + _left_out(info),
         probe_items=tuple(item.item_id for item in split.probe),
         peak_bytes=0,
         anatomy=() if anatomy is None else tuple(operand_rows(anatomy)),
@@ -91,9 +111,10 @@ def _left_out(info: EngineInfo) -> str:
     return ". The probes round K and V alone: what Q and the probabilities lose in FP8 is in the arms and not in them"
 
 
-def count_probes(spec: CacheSpec) -> int:
-    """How many probes `diagnose` makes of a model."""
-    return len(design_probes(spec, Scaling.PER_HEAD))
+def cost_diagnose(plan: Plan, split: Split, spec: CacheSpec, info: EngineInfo) -> int:
+    """Tokens of whole passes that `diagnose` comes to, at most."""
+    probes, tokens = design_probes(spec, Scaling.PER_HEAD), sum(len(item.token_ids) for item in split.probe)
+    return cost_probes(spec, probes, tokens, screens=info.screens, exactly=plan.study.probes == "exact")
 
 
 def _head_rows(rows: Mapping[Probe, ProbeRow], spec: CacheSpec) -> tuple[ProbeRow, ...]:

@@ -19,7 +19,7 @@ from kvtriage.fp8.magnitudes import Floats
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerSpec
 from kvtriage.records.case import LayerScalesRecord, OperandRow, ProbeRow, RepairRow, ScaleRecord
-from kvtriage.stages.probing import MANTISSA, UNIT, Probe
+from kvtriage.stages.probes import MANTISSA, UNIT, Probe
 
 __all__ = ["operand_rows", "repair_rows"]
 

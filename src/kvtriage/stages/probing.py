@@ -9,46 +9,30 @@ the screen falls short at which depth, and the estimates that stay are corrected
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, zip_longest
 from statistics import fmean
 
 import numpy as np
 
-from kvtriage.engines.base import Arm, Engine, ScoreRequest, Treatments
+from kvtriage.engines.base import Treatments
 from kvtriage.fp8.anatomy import Anatomy
-from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling
+from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.case import ProbeCost, ProbeRow, ScaleRecord
 from kvtriage.records.values import scale_set, sub_octaves
-from kvtriage.stages import Reporter
+from kvtriage.stages.probe_runs import ProbeRuns
+from kvtriage.stages.probes import UNIT, Probe, probe_arm
 
-__all__ = ["MANTISSA", "UNIT", "Measured", "Probe", "design_probes", "measure_probes"]
+__all__ = ["Measured", "cost_probes", "measure_probes"]
 
-UNIT = f"fp8:{Scaling.UNIT}"
-MANTISSA = "mantissa"
 _SHARE = 4
 """The exact probes may use up what the screen leaves of this part of the naive price."""
 _REPAIRED = 2.0
 """A layer that scales repair by more than this factor is measured under them too."""
 _SPREAD = 4
 """Layers, spread over the depth, that are measured to correct the screen by."""
-
-
-@dataclass(frozen=True)
-class Probe:
-    """FP8, or the bound, in some `layers` (or one `head`) alone. `scope`: 'layer', 'head' or 'type'."""
-
-    scope: str
-    format: str
-    layers: tuple[int, ...]
-    head: int | None = None
-
-    @property
-    def first(self) -> int:
-        return min(self.layers)
 
 
 @dataclass(frozen=True)
@@ -60,54 +44,28 @@ class Measured:
     anatomy: Anatomy | None
 
 
-def design_probes(spec: CacheSpec, finest: Scaling) -> list[Probe]:
-    """FP8 at unit scale, at the `finest` scales the server takes, and the bound; heads at unit scale."""
-    formats = (UNIT, f"fp8:{finest}", MANTISSA)
-    everything = tuple(range(spec.num_layers))
-    types = [everything]
-    if spec.is_hybrid:
-        types += [spec.layers_of(kind) for kind in spec.kinds]
-    probes = [Probe("type", fmt, layers) for layers in types for fmt in formats]
-    for layer in spec.layers:
-        own = (layer.layer_idx,)
-        probes += [Probe("layer", fmt, own) for fmt in formats]
-        if layer.num_kv_heads > 1:
-            probes += [Probe("head", UNIT, own, head) for head in range(layer.num_kv_heads)]
-    return probes
-
-
 def measure_probes(
-    spec: CacheSpec,
-    probes: Sequence[Probe],
-    requests: Sequence[ScoreRequest],
-    scales: ScaleRecord,
-    engine: Engine,
-    report: Reporter,
-    *,
-    exactly: bool,
+    spec: CacheSpec, probes: Sequence[Probe], scales: ScaleRecord, runs: ProbeRuns, *, exactly: bool
 ) -> Measured:
-    """Every probe on every request; `exactly`: without estimates, and at their price. Raises NonFinite."""
-    tokens, layers = sum(len(request.token_ids) for request in requests), spec.num_layers
+    """Every probe on every request of `runs`; `exactly`: without estimates, and at their price. Raises NonFinite."""
+    tokens, layers = sum(len(request.token_ids) for request in runs.requests), spec.num_layers
     naive = (len(probes) + 1) * layers * tokens
-    arms = [_arm(probe, spec, scales) for probe in probes]
-    screening = engine.screen(
-        requests, [] if exactly else arms, _treatments(scales), partial(report, "screening layers and heads")
-    )
-    if screening is None or exactly:
-        damage = engine.probe(requests, arms, partial(report, "probing layers and heads"))
-        rows = {probe: _row(probe, kl, exact=True) for probe, kl in zip(probes, damage, strict=True)}
-        spent = sum(layers - probe.first for probe in probes) * tokens + layers * tokens
-        spent += 0 if screening is None else screening.evaluated
-        anatomy = None if screening is None else screening.anatomy
-        return Measured(rows, ProbeCost(evaluated=spent, naive=naive, screened=0, exact=len(probes)), anatomy)
+    arms = {probe: probe_arm(probe, spec, scales) for probe in probes}
+    screening = runs.screen([] if exactly else list(arms.values()), _treatments(scales))
+    if screening is None:
+        rows = _exact_rows(runs.probe(arms, "probing layers and heads"))
+        return Measured(rows, ProbeCost(evaluated=naive, naive=naive, screened=0, exact=len(probes)), None)
+    if exactly:
+        rows = _exact_rows(runs.probe(arms, "probing layers and heads"))
+        spent = screening.evaluated + _price(probes, layers) * tokens
+        return Measured(rows, ProbeCost(evaluated=spent, naive=naive, screened=0, exact=len(probes)), screening.anatomy)
     estimates = dict(zip(probes, screening.damage, strict=True))
     # The exact probes begin with a native pass of their own.
     left = naive // _SHARE - screening.evaluated - layers * tokens
     chosen = _affordable(_wanted(estimates, spec), left // tokens, layers)
-    exact = {probe: arm for probe, arm in zip(probes, arms, strict=True) if probe in chosen}
-    damage = engine.probe(requests, list(exact.values()), partial(report, "probing what stands out"))
-    found = dict(zip(exact, damage, strict=True))
-    spent = screening.evaluated + (layers + sum(layers - probe.first for probe in exact)) * tokens
+    exact = {probe: arm for probe, arm in arms.items() if probe in chosen}
+    found = runs.probe(exact, "probing what stands out")
+    spent = screening.evaluated + _price(exact, layers) * tokens
     factors = _factors(estimates, found)
     return Measured(
         rows={
@@ -121,16 +79,26 @@ def measure_probes(
     )
 
 
-def _arm(probe: Probe, spec: CacheSpec, scales: ScaleRecord) -> Arm:
-    heads = None if probe.head is None else (probe.head,)
-    scaling = None if probe.format == MANTISSA else Scaling(probe.format.removeprefix("fp8:"))
-    fmt = Mantissa(heads) if scaling is None else Fp8(scaling, heads)
-    return Arm(
-        name=f"probe {probe.format} {probe.layers} {probe.head}",
-        policy=CachePolicy.only(spec.num_layers, probe.layers, fmt),
-        scales=None if scaling in (None, Scaling.UNIT) else scale_set(scales, scaling),
-        bound=sub_octaves(scales),
-    )
+def cost_probes(spec: CacheSpec, probes: Sequence[Probe], tokens: int, *, screens: bool, exactly: bool) -> int:
+    """Tokens of whole passes that `measure_probes` comes to on `tokens` of requests, at most.
+
+    screens: whether the engine does. One that does not runs a whole pass for each probe.
+    """
+    naive = (len(probes) + 1) * tokens
+    if not screens:
+        return naive
+    if exactly:
+        return -(-(spec.num_layers + _price(probes, spec.num_layers)) * tokens // spec.num_layers)
+    return naive // _SHARE
+
+
+def _price(exact: Collection[Probe], layers: int) -> int:
+    """Of a native pass and these probes, each from its first layer on; in layers, for each token."""
+    return layers + sum(layers - probe.first for probe in exact) if exact else 0
+
+
+def _exact_rows(found: Mapping[Probe, Sequence[float]]) -> dict[Probe, ProbeRow]:
+    return {probe: _row(probe, kl, exact=True) for probe, kl in found.items()}
 
 
 def _treatments(scales: ScaleRecord) -> Treatments:

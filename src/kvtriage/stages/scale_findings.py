@@ -12,7 +12,7 @@ from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.case import RepairRow
 from kvtriage.records.study import Rule, Study, supports_per_head
-from kvtriage.stages.probing import MANTISSA
+from kvtriage.stages.probes import MANTISSA
 from kvtriage.stages.wording import format_nats, join_words
 
 __all__ = ["DrownedHead", "drowned_heads", "scale_findings"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvtriage.engines.fake import FakeEngine, FakeTokenizer
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
 from kvtriage.records.case import DataRef, Evidence, ModelRef, Plan, ScaleRecord, Sensitivities, Trial
+from kvtriage.records.probes import ProbeLine
 from kvtriage.records.study import Study
 from kvtriage.stages.ablate import ablate
 from kvtriage.stages.calibrate import calibrate
@@ -97,8 +98,10 @@ class FakeCase:
     def calibrate(self) -> ScaleRecord:
         return calibrate(self.plan, self.split, self.engine, silent, {})
 
-    def diagnose(self) -> Sensitivities:
-        return diagnose(self.plan, self.calibrate(), self.split, self.engine, silent, {})
+    def diagnose(
+        self, done: Sequence[ProbeLine] = (), sink: Callable[[ProbeLine], None] = lambda line: None
+    ) -> Sensitivities:
+        return diagnose(self.plan, self.calibrate(), self.split, self.engine, done, sink, silent, {})
 
     def ablate(
         self, done: list[Trial] | None = None, sink: Callable[[Trial], None] | None = None

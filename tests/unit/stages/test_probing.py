@@ -8,12 +8,20 @@ from statistics import fmean
 import msgspec
 import pytest
 
+from kvtriage.kvcache.policy import Scaling
+from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.case import ProbeRow, Sensitivities
-from kvtriage.stages.diagnose import count_probes
-from kvtriage.stages.probing import MANTISSA, UNIT, Probe, _factors
+from kvtriage.records.study import Study
+from kvtriage.stages.diagnose import cost_diagnose
+from kvtriage.stages.probes import MANTISSA, UNIT, Probe, design_probes
+from kvtriage.stages.probing import _factors
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, uniform
 
 EXACT = msgspec.structs.replace(STUDY, probes="exact")
+
+
+def count_probes(spec: CacheSpec) -> int:
+    return len(design_probes(spec, Scaling.PER_HEAD))
 
 
 def all_rows(found: Sensitivities) -> tuple[ProbeRow, ...]:
@@ -21,8 +29,8 @@ def all_rows(found: Sensitivities) -> tuple[ProbeRow, ...]:
 
 
 @pytest.mark.parametrize("spec", [hybrid(), uniform(), hybrid(kv_heads=1)])
-def test_all_probes_cost_at_most_a_quarter(spec: object) -> None:
-    case = FakeCase(spec=spec)  # type: ignore[arg-type]
+def test_all_probes_cost_at_most_a_quarter(spec: CacheSpec) -> None:
+    case = FakeCase(spec=spec)
     found = case.diagnose()
     assert found.cost is not None
     assert found.cost.evaluated <= found.cost.naive / 4
@@ -72,3 +80,24 @@ def test_the_correction_by_depth_counts_every_measured_probe() -> None:
     assert factors[probes[2]] == factors[probes[3]] == pytest.approx(math.exp(0.15))
     assert factors[probes[0]] == factors[probes[1]] == pytest.approx(math.exp(0.3))
     assert factors[probes[5]] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("spec", [hybrid(), uniform(), hybrid(kv_heads=1)])
+@pytest.mark.parametrize(("study", "screens", "slack"), [(STUDY, True, 0.1), (EXACT, True, 0.0), (STUDY, False, 0.0)])
+def test_it_is_foretold_what_the_probes_cost(spec: CacheSpec, study: Study, screens: bool, slack: float) -> None:
+    case = FakeCase(spec=spec, study=study)
+    case.engine.screens = screens
+    found = case.diagnose().cost
+    assert found is not None
+    foretold = cost_diagnose(case.plan, case.split, spec, case.engine.info())
+    spent = found.evaluated / spec.num_layers
+    assert spent <= foretold <= 1 + (1 + slack) * spent
+
+
+def test_a_server_runs_a_whole_pass_for_each_probe() -> None:
+    case = FakeCase()
+    case.engine.screens = False
+    found = case.diagnose()
+    assert found.cost is not None
+    assert (found.cost.evaluated, found.cost.screened) == (found.cost.naive, 0)
+    assert (found.anatomy, found.repairs) == ((), ())

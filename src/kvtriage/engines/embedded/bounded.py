@@ -14,12 +14,14 @@ import torch
 from kvtriage.engines.base import (
     Arm,
     EngineInfo,
+    ProbeSink,
     Progress,
     ScoreRequest,
     Screening,
     Session,
     Tokenizer,
     Treatments,
+    keep_nothing,
 )
 from kvtriage.engines.embedded.attention import Attention
 from kvtriage.engines.embedded.engine import engine_threads, engine_version, resolve_device
@@ -79,7 +81,13 @@ class BoundedEngine(Observing):
     def open(self, arm: Arm) -> contextlib.AbstractContextManager[Session]:
         raise _only_calibrates()
 
-    def probe(self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], progress: Progress) -> list[list[float]]:
+    def probe(
+        self,
+        requests: Sequence[ScoreRequest],
+        arms: Sequence[Arm],
+        progress: Progress,
+        sink: ProbeSink = keep_nothing,
+    ) -> list[list[float]]:
         raise _only_calibrates()
 
     def screen(

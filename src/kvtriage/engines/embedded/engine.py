@@ -14,11 +14,13 @@ import kvtriage
 from kvtriage.engines.base import (
     Arm,
     EngineInfo,
+    ProbeSink,
     Progress,
     ScoreRequest,
     Screening,
     Tokenizer,
     Treatments,
+    keep_nothing,
 )
 from kvtriage.engines.embedded.attention import Attention
 from kvtriage.engines.embedded.kernel.kernel import Decode, open_decode
@@ -88,6 +90,7 @@ class EmbeddedEngine(Observing):
             native_dtype=str(self._native).removeprefix("torch."),
             threads=self._threads,
             per_head_scales=True,
+            screens=True,
         )
 
     @contextlib.contextmanager
@@ -105,7 +108,13 @@ class EmbeddedEngine(Observing):
         return layer_storages(arm, self.spec, self._native, self._numerics, self._model.device)
 
     @torch.inference_mode()
-    def probe(self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], progress: Progress) -> list[list[float]]:
+    def probe(
+        self,
+        requests: Sequence[ScoreRequest],
+        arms: Sequence[Arm],
+        progress: Progress,
+        sink: ProbeSink = keep_nothing,
+    ) -> list[list[float]]:
         """Each probe resumes where it departs from the native pass, or from a probe that goes further with it."""
         total = len(requests) * (len(arms) + 1)
         native, *probes = map(self._session, (self._native_arm, *arms))
@@ -116,6 +125,7 @@ class EmbeddedEngine(Observing):
             for number, session in enumerate(probes):
                 kl = session.distribution(request).kl_from(reference)
                 found[number].append(sum(kl) / len(kl))
+                sink(request, arms[number], found[number][-1])
                 progress(index * (len(arms) + 1) + number + 2, total)
         return found
 

@@ -20,6 +20,7 @@ from kvtriage.engines.base import (
     Arm,
     EngineInfo,
     Generation,
+    ProbeSink,
     Progress,
     Readback,
     ScoreRequest,
@@ -27,6 +28,7 @@ from kvtriage.engines.base import (
     Tokenizer,
     Treatments,
     check_arm,
+    keep_nothing,
 )
 from kvtriage.engines.vllm.asking import need_observer, score, score_in_company, stream_bodies, switch_probe
 from kvtriage.engines.vllm.failures import ServerGone, Unanswered
@@ -108,7 +110,13 @@ class VllmEngine:
         self.persist(arm, lambda served: None)
         yield VllmSession(self, arm)
 
-    def probe(self, requests: Sequence[ScoreRequest], arms: Sequence[Arm], progress: Progress) -> list[list[float]]:
+    def probe(
+        self,
+        requests: Sequence[ScoreRequest],
+        arms: Sequence[Arm],
+        progress: Progress,
+        sink: ProbeSink = keep_nothing,
+    ) -> list[list[float]]:
         """All on one BF16 server, whose extension rounds what it stores."""
         native = self._native()
         total = len(requests) * (len(arms) + 1)
@@ -124,6 +132,7 @@ class VllmEngine:
                 progress(number * len(requests) + done, total)
                 kl = self._probed(arm, request).distribution.kl_from(reference)
                 row.append(math.fsum(kl) / len(kl))
+                sink(request, arm, row[-1])
             found.append(row)
         progress(total, total)
         self.persist(native, lambda served: None)

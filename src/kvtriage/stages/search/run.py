@@ -49,7 +49,7 @@ def search(
     that no needle can be hidden in.
     """
     info, spec, study = engine.info(), engine.spec, plan.study
-    conditions = conditions_hash(study_conditions(plan, scales, sensitivities, info))
+    conditions = conditions_hash(study_conditions(plan, scales, sensitivities.suspects, info))
     per_head = info.per_head_scales and supports_per_head(study.backend)
     scaling = Scaling.PER_HEAD if per_head else Scaling.PER_TENSOR
     pricing, fitted = Pricing.of(plan, scaling), scale_set(scales, scaling)
