@@ -113,6 +113,7 @@ def test_the_overlay_loads_and_its_scales_are_live_to_the_bit(
     with serve(tmp_path / "overlay", *flags, ranks=ranks) as server:
         observer = Observer(server.client)
         live = observer.layers()
+        observer.watch(True)
         tokens = complete(server, PROMPTS[0], 4)
         assert sum(observer.nonfinite().values()) == 0
     assert len(tokens) == 4
