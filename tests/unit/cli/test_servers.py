@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvtriage.cli.dry_run import print_dry_run
@@ -14,6 +15,7 @@ from kvtriage.cli.job import Subject, embedded
 from kvtriage.cli.main import main
 from kvtriage.cli.options import Machine, Servers
 from kvtriage.cli.servers import choose_wiring
+from kvtriage.engines.base import Arm
 from kvtriage.engines.vllm.engine import VllmEngine
 from kvtriage.engines.vllm.recipe import (
     DEFAULT_COMMAND,
@@ -23,6 +25,7 @@ from kvtriage.engines.vllm.recipe import (
     read_engine_args,
 )
 from kvtriage.errors import CaseError, StudyError
+from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.study import Study
 from tests.unit.engines.vllm.fleets import Stable
@@ -40,8 +43,8 @@ def test_the_embedded_engine_is_the_default() -> None:
     assert choose_wiring(embedded, machine(), None, STUDY) is embedded
 
 
-def opened(folder: Path, spec: CacheSpec, case: Path | None, **how: Any) -> Iterator[VllmEngine]:
-    wiring = choose_wiring(None, machine(**how), case, STUDY)()
+def opened(folder: Path, spec: CacheSpec, case: Path | None, study: Study = STUDY, **how: Any) -> Iterator[VllmEngine]:
+    wiring = choose_wiring(None, machine(**how), case, study)()
     options = {"numerics": "storage", "device": None, "threads": None, "trust_remote_code": False}
     with wiring.open_engine(folder, spec, **options) as engine:  # type: ignore[arg-type]
         assert isinstance(engine, VllmEngine)
@@ -63,25 +66,34 @@ def tokenizer_free(monkeypatch: pytest.MonkeyPatch) -> None:
         ((), "bfloat16", "1024"),
         (("--dtype float32",), "auto", "1024"),
         (("--dtype=half", "--max-model-len 4096"), "float16", "4096"),
+        (("--max_model_len=512",), "bfloat16", "512"),
     ],
 )
 def test_the_command_of_the_baseline(
     tmp_path: Path, spec: CacheSpec, args: tuple[str, ...], dtype: str, length: str
 ) -> None:
-    from kvtriage.engines.base import Arm
-    from kvtriage.kvcache.policy import CachePolicy
-
     arm = Arm("bf16", CachePolicy.native(spec.num_layers))
     for engine in opened(tmp_path / "m", spec, tmp_path, engine_args=args, command="env vllm serve"):
         shown = engine.show(arm)
         assert f"env vllm serve {tmp_path / 'm'} --kv-cache-dtype {dtype} " in shown
-        assert re.search(rf"--max-model-len[ =]{length}", shown)
+        assert re.findall(r"--max[-_]model[-_]len[ =](\d+)", shown) == [length]
         assert engine.one_arm_at_a_time
 
 
 @pytest.mark.usefixtures("tokenizer_free")
+@pytest.mark.parametrize(("items", "length"), [(0, 768), (1, 1024)])
+def test_a_server_takes_what_is_written_behind_the_longest_text(
+    tmp_path: Path, spec: CacheSpec, items: int, length: int
+) -> None:
+    texts = {"buckets": (512,), "latency_contexts": (128,), "generation_items": items, "generated_tokens": 400}
+    study = msgspec.structs.replace(STUDY, **texts)
+    for engine in opened(tmp_path / "m", spec, tmp_path, study):
+        shown = engine.show(Arm("bf16", CachePolicy.native(spec.num_layers)))
+        assert shown.endswith(f"--max-model-len {length}")
+
+
+@pytest.mark.usefixtures("tokenizer_free")
 def test_scales_are_served_from_the_checkpoint_of_the_case(tmp_path: Path) -> None:
-    from kvtriage.kvcache.policy import CachePolicy, Scaling
     from kvtriage.stages.arms import build_arm, design_arms
 
     case = FakeCase()
