@@ -71,6 +71,7 @@ def switch_probe(served: Served, arm: Arm, probe: Probe) -> None:
             f"arm {arm.name!r} needs kvtriage's extension inside the server, and {served.unseen}",
             hint="start the server with the command that --dry-run prints, or leave this arm out",
         )
+    served.probing = None
     served.observer.probe(probe)
     served.probing = probe
 

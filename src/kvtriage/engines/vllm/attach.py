@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import PurePosixPath
 
 from kvtriage.engines.base import Arm
@@ -46,12 +46,17 @@ class AttachedFleet:
         self._token = token
         self._stall = {} if stall_s is None else {"stall_s": stall_s}
         self._served: dict[str, Served] = {}
-        self._stack = ExitStack()
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> AttachedFleet:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Somebody's server rounds nothing any more, however the study ended."""
+        for served in self._served.values():
+            if served.observer is not None and served.probing != {}:
+                with contextlib.suppress(EngineError):
+                    served.observer.probe({})
         self._stack.close()
 
     @property

@@ -50,7 +50,7 @@ class Served:
     checked: set[str] = field(default_factory=set)
     """Arms that were read back on it."""
     probing: Probe | None = None
-    """What its extension rounds; None before it was told: somebody may have left it rounding."""
+    """What its extension rounds; None where that is not known: somebody may have left it rounding."""
 
     @property
     def block_size(self) -> int:

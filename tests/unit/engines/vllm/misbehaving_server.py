@@ -131,6 +131,7 @@ class Player:
     headers: list[dict[str, str]] = field(default_factory=list)
     probes: dict[str, Any] = field(default_factory=dict)
     seen: dict[str, Any] = field(default_factory=dict)
+    watches: bool = False
     salts: set[str] = field(default_factory=set)
     running: int = 0
     dead: bool = False
@@ -349,7 +350,7 @@ class _Handler(BaseHTTPRequestHandler):
             case "kvtriage_layers":
                 result = player.layers()
             case "kvtriage_watch":
-                pass
+                (player.watches,) = args
             case "kvtriage_nonfinite":
                 result = {str(i): player.faults.nonfinite for i in range(player.geometry.layers)}
             case "kvtriage_probe":

@@ -18,7 +18,7 @@ from kvtriage.engines.vllm.attach import AttachedFleet, read_urls
 from kvtriage.engines.vllm.engine import VllmEngine
 from kvtriage.engines.vllm.failures import Unanswered
 from kvtriage.errors import EngineError, PolicyNotApplied, StudyError
-from kvtriage.kvcache.policy import CachePolicy, Mantissa, Scaling
+from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling
 from kvtriage.records.case import Evidence, ScoreTrial, TimingTrial, Trial
 from kvtriage.stages.ablate import ablate
 from kvtriage.stages.arms import check_applied
@@ -223,6 +223,36 @@ def test_what_an_earlier_run_left_on_is_switched_off(tmp_path: Path) -> None:
     with attached(left) as engine, engine.open(BF16):
         assert left.probes == {}
         assert "off" in left.seen
+
+
+def test_somebodys_server_rounds_nothing_after_an_interrupted_probe(tmp_path: Path) -> None:
+    one = player(tmp_path, "bfloat16")
+    probe = Arm("one layer", CachePolicy.only(COUNT, (2,), Fp8(Scaling.UNIT)))
+
+    def interrupt(done: int, total: int) -> None:
+        if one.probes:
+            raise KeyboardInterrupt
+
+    requests = [ScoreRequest(f"x{i}", tuple(range(20)), 10) for i in range(2)]
+    with pytest.raises(KeyboardInterrupt), attached(one) as engine:
+        engine.probe(requests, [probe], interrupt)
+    assert one.probes == {}
+    rpc = [body["args"] for body in one.bodies if body.get("method") == "kvtriage_probe"]
+    assert [bool(args[0]) for args in rpc] == [False, True, False]
+
+
+def test_somebodys_server_watches_nothing_after_a_smoke_test_that_failed(tmp_path: Path) -> None:
+    one = player(tmp_path, "bfloat16")
+    one.faults.forgets_prefixes = True
+    with (
+        attached(one) as engine,
+        pytest.raises(EngineError, match="once its prefix is in the cache"),
+        engine.open(BF16),
+    ):
+        pass
+    watch = [body["args"] for body in one.bodies if body.get("method") == "kvtriage_watch"]
+    assert watch == [[True], [False]]
+    assert not one.watches
 
 
 def test_a_server_that_comes_back_as_another_is_refused(tmp_path: Path) -> None:
