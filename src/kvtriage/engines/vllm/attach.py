@@ -11,10 +11,9 @@ from kvtriage.engines.vllm.client import Client, check_url
 from kvtriage.engines.vllm.dialect import learn_dialect
 from kvtriage.engines.vllm.fleet import Served, interrogate
 from kvtriage.errors import EngineError, StudyError
+from kvtriage.records.pairing import BASELINE
 
-__all__ = ["BASELINE_ARM", "AttachedFleet", "read_urls"]
-
-BASELINE_ARM = "bf16"
+__all__ = ["AttachedFleet", "read_urls"]
 
 
 def read_urls(words: Sequence[str]) -> dict[str, str]:
@@ -27,9 +26,9 @@ def read_urls(words: Sequence[str]) -> dict[str, str]:
         if name in found:
             raise StudyError(f"--arm {name} is given twice", hint="one server for each arm")
         found[name] = check_url(url)
-    if found and BASELINE_ARM not in found:
+    if found and BASELINE not in found:
         raise StudyError(
-            f"no --arm {BASELINE_ARM}=URL is given", hint="every arm is measured against BF16: it needs a server too"
+            f"no --arm {BASELINE}=URL is given", hint="every arm is measured against BF16: it needs a server too"
         )
     return found
 
@@ -105,7 +104,7 @@ class AttachedFleet:
 
     def _name(self, arm: Arm) -> str:
         """A native arm of another name is answered for by the baseline's server."""
-        return arm.name if arm.name in self._urls else BASELINE_ARM
+        return arm.name if arm.name in self._urls else BASELINE
 
     def _check_model(self, name: str, served: Served) -> None:
         """Raises StudyError for a server of another model."""

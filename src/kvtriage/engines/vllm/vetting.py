@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from kvtriage.engines.base import Applied, Arm, Tokenizer
 from kvtriage.engines.vllm.dialect import VLLM
 from kvtriage.engines.vllm.fleet import Served
+from kvtriage.engines.vllm.identity import UNKNOWN
 from kvtriage.engines.vllm.observer import LiveLayer, Observer
 from kvtriage.engines.vllm.readback import (
     applied_from_config,
@@ -26,9 +27,8 @@ from kvtriage.engines.vllm.smoke import SMOKE_TEXT, smoke_test
 from kvtriage.errors import EngineError, PolicyNotApplied
 from kvtriage.kvcache.spec import CacheSpec
 
-__all__ = ["UNKNOWN", "Vetting"]
+__all__ = ["Vetting"]
 
-UNKNOWN = "unknown"
 _SAME_MODEL_NATS = 1.0
 """Nats per token between two BF16 arms on the smoke text, beyond which they are no arms of one model."""
 _SAME_MODEL_FP8_NATS = 4.0
