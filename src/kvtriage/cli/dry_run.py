@@ -130,13 +130,16 @@ def _render_servers(
     study, scored = subject.plan.study, len(subject.items)
     timed = sum(shape.batch for shape in shapes) + shapes[0].batch + len(study.request_rates) * study.requests_per_rate
     seconds = sum(speed.seconds(row.cost) for row in rows) + len(arms) * (start_s or 0.0)
+    written = sum(item.continued > 0 for item in subject.items)
+    long = f"; to BF16's {written} more, which write what all are to score" if written else ""
     hours = seconds * engine.devices / 3600
     return "\n".join(
         [
             "",
             *(f"{arm.name}: {engine.show(arm)}" for arm in arms),
             "",
-            f"requests to each: {scored} to score, and {timed} generations to time where it is served as it stands",
+            f"requests to each: {scored} to score, and {timed} generations to time where it is served as it stands"
+            f"{long}",
             f"{_starts(start_s, len(arms))} the study takes about {format_seconds(seconds)}, on {engine.devices} "
             f"device{'s' if engine.devices > 1 else ''} {hours:.2f} device-hours",
         ]

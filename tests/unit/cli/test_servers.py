@@ -29,6 +29,7 @@ from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.study import Study
 from tests.unit.engines.vllm.fleets import Stable
+from tests.unit.stages import fake_case
 from tests.unit.stages.fake_case import FakeCase
 
 STUDY = Study(buckets=(256,), latency_contexts=(128, 1000), decode_tokens=8, calibration_tokens=512)
@@ -169,7 +170,7 @@ def test_options_of_vllm_are_for_vllm(
 def test_a_dry_run_shows_servers_requests_and_time(
     known: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    case = FakeCase()
+    case = FakeCase(study=msgspec.structs.replace(fake_case.STUDY, generation_items=1 if known else 0))
     model: Any = None
     subject = Subject(model, case.spec, case.plan, case.split, case.items)
     records = (case.calibrate(), case.diagnose()) if known else (None, None)
@@ -179,4 +180,6 @@ def test_a_dry_run_shows_servers_requests_and_time(
     assert f"vllm serve {tmp_path / 'model'} --kv-cache-dtype bfloat16" in out
     assert ("--kv-cache-dtype-skip-layers sliding_window" in out) is known
     assert f"requests to each: {len(case.items)} to score, and 11 generations to time" in out
+    written = [item for item in case.items if item.continued]
+    assert (f"to BF16's {len(written)} more, which write what" in out) is known is bool(written)
     assert "device-hours" in out
