@@ -98,6 +98,7 @@ def test_scales_calibrated_inside_vllm_equal_the_embedded_engines(
         ("llama", Scaling.PER_HEAD, (), 2),
         ("llama", Scaling.PER_TENSOR, (1,), 2),
         ("gemma2", Scaling.PER_HEAD, (0, 1), 1),
+        ("qwen3", Scaling.PER_TENSOR, (), 1),
     ],
 )
 def test_the_overlay_loads_and_its_scales_are_live_to_the_bit(

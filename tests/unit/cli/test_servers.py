@@ -166,6 +166,14 @@ def test_options_of_vllm_are_for_vllm(
     assert "are for --engine vllm" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [("--engine-arg", "--enforce-eager"), ("--vllm-command", "vllm serve")])
+def test_servers_that_run_already_are_not_told_how_to_start(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    assert main(["ablate", str(tmp_path), "--engine", "vllm", "--arm", "bf16=http://127.0.0.1:1", *words]) == 2
+    assert "--arm names a server that runs" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_a_dry_run_shows_servers_requests_and_time(
     known: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
