@@ -143,6 +143,8 @@ class EngineInfo:
     """What its probes round, where that is not what `numerics` says of the arms."""
     mixed_backends: bool = False
     """Whether arms may run on another attention backend than `backend`."""
+    longest_text: int | None = None
+    """Tokens that it reads at the most, those written behind them included; None for the model's own limit."""
 
 
 @dataclass(frozen=True)

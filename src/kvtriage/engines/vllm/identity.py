@@ -51,6 +51,8 @@ def describe_engine(served: Served, fleet: Fleet, readback: Readback, *, mixed_b
         rounding=rounding_of_layers(ranks),
         probe_numerics=None if numerics == "storage" else "storage",
         mixed_backends=mixed_backends,
+        # A token is decoded behind every text, and thrown away.
+        longest_text=served.longest - 1 if served.longest else None,
     )
 
 
