@@ -134,6 +134,9 @@ class Player:
     watches: bool = False
     salts: set[str] = field(default_factory=set)
     running: int = 0
+    most_running: int = 0
+    came_s: list[float] = field(default_factory=list)
+    """When each completion was asked for (time.perf_counter)."""
     dead: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -364,7 +367,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _complete(self, body: dict[str, Any]) -> None:
         player = self.player
         with player.lock:
+            player.came_s.append(time.perf_counter())
             player.running += 1
+            player.most_running = max(player.most_running, player.running)
             if player.seen and "off" not in player.seen:
                 player.seen["tokens"] += len(body["prompt"])
         try:
