@@ -187,7 +187,6 @@ class Player:
             "kv_cache_dtype": "fp8" if fp8 else "auto",
             "cache_dtype": "uint8" if fp8 else "bfloat16",
             "num_kv_heads": self.geometry.kv_heads,
-            "total_kv_heads": self.geometry.kv_heads,
             "heads": list(range(self.geometry.kv_heads)),
             "query_heads": list(range(self.geometry.heads)),
             "k_scale": own.get("k", [1.0]),
@@ -198,7 +197,6 @@ class Player:
             "per_head_scales": True,
             "quantizes_q": fp8 and self.quantizes_q,
             "takes_quantized_q": self.quantizes_q,
-            "sliding_window": self.geometry.windows[layer_idx],
             "shares_with": None,
             "unsupported": None,
         }
