@@ -129,18 +129,21 @@ def _render_servers(
     shapes = shapes_to_time(subject.plan)
     study, scored = subject.plan.study, len(subject.items)
     timed = sum(shape.batch for shape in shapes) + shapes[0].batch + len(study.request_rates) * study.requests_per_rate
-    seconds = sum(speed.seconds(row.cost) for row in rows) + len(arms) * (start_s or 0.0)
+    shown = {arm.name: engine.show(arm) for arm in arms}
+    # Arms of one command share a server: the bound is BF16's, rounded by the extension.
+    starts = len(set(shown.values()))
+    seconds = sum(speed.seconds(row.cost) for row in rows) + starts * (start_s or 0.0)
     written = sum(item.continued > 0 for item in subject.items)
     long = f"; to BF16's {written} more, which write what all are to score" if written else ""
     hours = seconds * engine.devices / 3600
     return "\n".join(
         [
             "",
-            *(f"{arm.name}: {engine.show(arm)}" for arm in arms),
+            *(f"{name}: {server}" for name, server in shown.items()),
             "",
             f"requests to each: {scored} to score, and {timed} generations to time where it is served as it stands"
             f"{long}",
-            f"{_starts(start_s, len(arms))} the study takes about {format_seconds(seconds)}, on {engine.devices} "
+            f"{_starts(start_s, starts)} the study takes about {format_seconds(seconds)}, on {engine.devices} "
             f"device{'s' if engine.devices > 1 else ''} {hours:.2f} device-hours",
         ]
     )

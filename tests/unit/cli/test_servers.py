@@ -190,4 +190,7 @@ def test_a_dry_run_shows_servers_requests_and_time(
     assert f"requests to each: {len(case.items)} to score, and 11 generations to time" in out
     written = [item for item in case.items if item.continued]
     assert (f"to BF16's {len(written)} more, which write what" in out) is known is bool(written)
+    servers = {line.partition(": ")[2] for line in out.splitlines() if "vllm serve" in line}
+    assert len(servers) == (8 if known else 2), "bf16 and its bound share one"
+    assert re.search(rf"a start takes about .*; with {len(servers)} of them the study takes", out)
     assert "device-hours" in out
