@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from kvtriage.engines.vllm.fleet import Fleet
     from kvtriage.engines.vllm.recipe import ServerOptions
 
-__all__ = ["choose_wiring", "server_options"]
+__all__ = ["choose_wiring", "server_logs", "server_options"]
 
 _LENGTH_STEP = 256
 _OVERLAYS = {Scaling.PER_HEAD: CHECKPOINT, Scaling.PER_TENSOR: CHECKPOINT_PER_TENSOR}
@@ -61,12 +63,11 @@ def _vllm(servers: Servers, machine: Machine, case: Path | None, study: Study) -
     words = read_engine_args(servers.engine_args)
     command = read_command(servers.command)
 
-    def fleet(folder: Path, spec: CacheSpec) -> contextlib.AbstractContextManager[Fleet]:
+    def fleet(folder: Path, spec: CacheSpec, logs: Path) -> contextlib.AbstractContextManager[Fleet]:
         if urls:
             names = (folder.name, CHECKPOINT, CHECKPOINT_PER_TENSOR)
             return AttachedFleet(urls, names, token_from_environment())
         options = server_options(command, words, _longest(study, spec))
-        logs = Path.cwd() / "servers" if case is None else case.resolve() / "servers"
         how = Launch(logs, say, servers.start_timeout_s)
         return LaunchedFleet(spec, folder, options, how, lambda scales: _overlay(case, scales))
 
@@ -80,7 +81,7 @@ def _vllm(servers: Servers, machine: Machine, case: Path | None, study: Study) -
         threads: int | None,
         trust_remote_code: bool,
     ) -> Iterator[Engine]:
-        with fleet(folder, spec) as running:
+        with server_logs(case) as logs, fleet(folder, spec, logs) as running:
             tokenizer = load_tokenizer(folder, trust_remote_code)
             yield VllmEngine(spec, tokenizer, running, say, mixed_backends=servers.mixed_backends)
 
@@ -110,6 +111,17 @@ def server_options(command: tuple[str, ...], words: tuple[str, ...], longest: in
     native = native_dtype_of(words)
     environment = cpu_environment(words, native, os.environ, *_cores_and_nodes())
     return ServerOptions(command, with_length(words, longest), native, environment)
+
+
+@contextlib.contextmanager
+def server_logs(case: Path | None) -> Iterator[Path]:
+    """Where servers write: in the case; without one in a folder that goes again, unless an error points to it."""
+    if case is not None:
+        yield case.resolve() / "servers"
+        return
+    folder = Path(tempfile.mkdtemp(prefix="kvtriage-servers-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _longest(study: Study, spec: CacheSpec) -> int:

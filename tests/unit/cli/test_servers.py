@@ -14,7 +14,7 @@ from kvtriage.cli.dry_run import print_dry_run
 from kvtriage.cli.job import Subject, embedded
 from kvtriage.cli.main import main
 from kvtriage.cli.options import Machine, Servers
-from kvtriage.cli.servers import choose_wiring
+from kvtriage.cli.servers import choose_wiring, server_logs
 from kvtriage.engines.base import Arm
 from kvtriage.engines.vllm.engine import VllmEngine
 from kvtriage.engines.vllm.recipe import (
@@ -91,6 +91,34 @@ def test_a_server_takes_what_is_written_behind_the_longest_text(
     for engine in opened(tmp_path / "m", spec, tmp_path, study):
         shown = engine.show(Arm("bf16", CachePolicy.native(spec.num_layers)))
         assert shown.endswith(f"--max-model-len {length}")
+
+
+def test_logs_lie_in_the_case_and_without_one_are_left_where_an_error_points_to_them(tmp_path: Path) -> None:
+    with server_logs(tmp_path) as logs:
+        assert logs == tmp_path.resolve() / "servers"
+    with server_logs(None) as logs:
+        (logs / "bf16.log").touch()
+    assert not logs.exists()
+    with pytest.raises(StudyError), server_logs(None) as logs:
+        raise StudyError("the server is gone", hint=f"its log is in {logs}")
+    assert logs.is_dir()
+    logs.rmdir()
+
+
+@pytest.mark.parametrize(("words", "written"), [((), True), (("--dry-run",), False)])
+def test_a_dry_run_leaves_no_logs_in_a_case_that_is_still_to_be_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...], written: bool
+) -> None:
+    cases: list[Path | None] = []
+
+    def choose(given: object, machine: Machine, case: Path | None, study: Study) -> None:
+        cases.append(case)
+        raise StudyError("enough is known", hint="of the case")
+
+    monkeypatch.setattr("kvtriage.cli.run.choose_wiring", choose)
+    out = tmp_path / "case"
+    assert main(["run", "demo:smollm2-135m", "--data", "demo:english", "--out", str(out), *words]) == 2
+    assert cases == [out if written else None]
 
 
 @pytest.mark.usefixtures("tokenizer_free")

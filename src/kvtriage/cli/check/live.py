@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +11,7 @@ from kvtriage.checkpoints.scale_findings import attention_heads
 from kvtriage.checkpoints.scale_loading import Fate, LayerLoad, predict_loading
 from kvtriage.cli.check.answer import Checked, Live
 from kvtriage.cli.options import Servers
-from kvtriage.cli.servers import server_options
+from kvtriage.cli.servers import server_logs, server_options
 from kvtriage.cli.terminal import say
 from kvtriage.engines.base import Arm
 from kvtriage.errors import EngineError, ModelError
@@ -71,11 +69,11 @@ def _started(checked: Checked, spec: CacheSpec, servers: Servers) -> Iterator[Se
     scaling = checked.held.declared.scaling or Scaling.PER_TENSOR
     arm = Arm("check", CachePolicy.fp8(spec.num_layers, scaling))
     recipe = make_recipe(arm, spec, str(checked.held.folder), options)
-    logs = Path(tempfile.mkdtemp(prefix="kvtriage-check-"))
-    # A log that explains a failure is left where the error says it is.
-    with launch(recipe, "check", Launch(logs, say, servers.start_timeout_s)) as server:
+    with (
+        server_logs(None) as logs,
+        launch(recipe, "check", Launch(logs, say, servers.start_timeout_s)) as server,
+    ):
         yield interrogate(server.client, needs_extension=True)
-    shutil.rmtree(logs, ignore_errors=True)
 
 
 def _check_model(checked: Checked, served: Served, url: str | None) -> None:
