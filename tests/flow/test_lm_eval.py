@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,13 @@ import pytest
 from kvtriage.cli.case import open_case
 from kvtriage.cli.job import Wiring
 from kvtriage.cli.main import main
+from kvtriage.engines.fake import FakeEngine
 from kvtriage.records.case import Evidence
 from kvtriage.records.imported import Imported
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is the extra lm-eval")
+
+from kvtriage.engines.harness import SessionModel
 
 # The harness and its data sets warn of their own matters.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -103,6 +107,32 @@ def test_every_candidate_of_the_real_engine_answers(
     assert main(["decide", str(case)]) in (0, 3)
     reasons = json.loads((case / "verdict.json").read_bytes())["reasons"]
     assert {r["cell"] for r in reasons if r["clause"] == "imported"} == {"colours acc", "echoes exact_match"}
+
+
+def test_texts_are_no_longer_than_servers_take(
+    tmp_path: Path,
+    tiny_model: Path,
+    traffic: Path,
+    study_file: Path,
+    tasks: Path,
+    fake: Fake,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case, info, score = tmp_path / "case", FakeEngine.info, SessionModel._score
+    measured(case, study_file, tiny_model, traffic, fake())
+    monkeypatch.setattr(FakeEngine, "info", lambda self: dataclasses.replace(info(self), longest_text=100))
+    limits = set()
+
+    def seen(self: SessionModel, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+        limits.add(self._max_model_len)
+        return score(self, context, continuation)
+
+    monkeypatch.setattr(SessionModel, "_score", seen)
+    words = ["--tasks", "colours", "--include-path", str(tasks), "--candidates", "fp8_unit"]
+    assert main(["lm-eval", str(case), *words], fake()) == 0
+    assert capsys.readouterr().err.count("these servers read 100 tokens") == 1
+    assert limits == {100}
 
 
 def test_what_cannot_be_asked_is_one_sentence_each(

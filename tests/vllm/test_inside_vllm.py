@@ -98,6 +98,7 @@ def test_scales_calibrated_inside_vllm_equal_the_embedded_engines(
         ("llama", Scaling.PER_HEAD, (), 2),
         ("llama", Scaling.PER_TENSOR, (1,), 2),
         ("gemma2", Scaling.PER_HEAD, (0, 1), 1),
+        ("qwen3", Scaling.PER_TENSOR, (), 1),
     ],
 )
 def test_the_overlay_loads_and_its_scales_are_live_to_the_bit(
@@ -113,6 +114,7 @@ def test_the_overlay_loads_and_its_scales_are_live_to_the_bit(
     with serve(tmp_path / "overlay", *flags, ranks=ranks) as server:
         observer = Observer(server.client)
         live = observer.layers()
+        observer.watch(True)
         tokens = complete(server, PROMPTS[0], 4)
         assert sum(observer.nonfinite().values()) == 0
     assert len(tokens) == 4

@@ -23,6 +23,7 @@ from kvtriage.cli.terminal import say
 from kvtriage.engines.base import Arm, Engine, EngineInfo
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.records.case import ScaleRecord, Sensitivities
+from kvtriage.records.pairing import BASELINE
 from kvtriage.records.study import supports_per_head
 from kvtriage.stages.ablate import ArmCost, cost_arm, design_arms
 from kvtriage.stages.arms import build_arm
@@ -116,7 +117,7 @@ def _known_arms(
     """The arms with servers of their own; before diagnose those that need no scales."""
     if scales is None or sensitivities is None:
         count = subject.spec.num_layers
-        return [Arm("bf16", CachePolicy.native(count)), Arm("fp8_unit", CachePolicy.fp8(count, Scaling.UNIT))]
+        return [Arm(BASELINE, CachePolicy.native(count)), Arm("fp8_unit", CachePolicy.fp8(count, Scaling.UNIT))]
     arms = design_arms(subject.plan, scales, sensitivities, info)
     return [build_arm(arm, scales) for arm in arms if arm.same_as is None]
 
@@ -128,15 +129,21 @@ def _render_servers(
     shapes = shapes_to_time(subject.plan)
     study, scored = subject.plan.study, len(subject.items)
     timed = sum(shape.batch for shape in shapes) + shapes[0].batch + len(study.request_rates) * study.requests_per_rate
-    seconds = sum(speed.seconds(row.cost) for row in rows) + len(arms) * (start_s or 0.0)
+    shown = {arm.name: engine.show(arm) for arm in arms}
+    # Arms of one command share a server: the bound is BF16's, rounded by the extension.
+    starts = len(set(shown.values()))
+    seconds = sum(speed.seconds(row.cost) for row in rows) + starts * (start_s or 0.0)
+    written = sum(item.continued > 0 for item in subject.items)
+    long = f"; to BF16's {written} more, which write what all are to score" if written else ""
     hours = seconds * engine.devices / 3600
     return "\n".join(
         [
             "",
-            *(f"{arm.name}: {engine.show(arm)}" for arm in arms),
+            *(f"{name}: {server}" for name, server in shown.items()),
             "",
-            f"requests to each: {scored} to score, and {timed} generations to time where it is served as it stands",
-            f"{_starts(start_s, len(arms))} the study takes about {format_seconds(seconds)}, on {engine.devices} "
+            f"requests to each: {scored} to score, and {timed} generations to time where it is served as it stands"
+            f"{long}",
+            f"{_starts(start_s, starts)} the study takes about {format_seconds(seconds)}, on {engine.devices} "
             f"device{'s' if engine.devices > 1 else ''} {hours:.2f} device-hours",
         ]
     )
@@ -168,7 +175,7 @@ def measure_speed(subject: Subject, engine: Engine) -> Speed:
     whole = (item.request for item in subject.items if not item.continued)
     by_length = sorted(whole, key=lambda request: len(request.token_ids))
     ends = (by_length[0], by_length[-1])
-    with engine.open(Arm("bf16", CachePolicy.native(subject.spec.num_layers))) as session:
+    with engine.open(Arm(BASELINE, CachePolicy.native(subject.spec.num_layers))) as session:
         session.generate([ends[0].token_ids], 2)
         started = time.perf_counter()
         for request in ends:
@@ -194,7 +201,7 @@ def _arms_at_most(subject: Subject, info: EngineInfo) -> Iterator[_Row]:
     scalings = 3 if info.per_head_scales else 2
     served = 3 if info.per_head_scales and supports_per_head(subject.plan.study.backend) else 2
     sorts = [
-        ("bf16", "BF16", "baseline", 1),
+        (BASELINE, "BF16", "baseline", 1),
         ("bf16_repeat", "BF16, prefill in chunks", "noise", 1),
         ("fp8", "FP8 under each scaling", "candidate", scalings),
         ("fp8_skip", "FP8 under each scaling that serves, suspected layers in BF16", "candidate", served),

@@ -14,6 +14,7 @@ import click
 
 from kvtriage.cli.requests_file import check_requests_file
 from kvtriage.records.case import TimingTrial, Trial
+from kvtriage.records.pairing import BASELINE
 from kvtriage.stages.ablate import ArmCost
 
 __all__ = ["DryRun", "Speed", "dry_run_options", "parse_speed", "remembered_speed"]
@@ -91,7 +92,9 @@ def dry_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def remembered_speed(trials: Sequence[Trial]) -> Speed | None:
     """BF16's, from the generations of one sequence that a case has timed; None where it has none."""
-    timed = [t for t in trials if isinstance(t, TimingTrial) and (t.arm, t.phase) == ("bf16", "latency") and t.token_s]
+    timed = [
+        t for t in trials if isinstance(t, TimingTrial) and (t.arm, t.phase) == (BASELINE, "latency") and t.token_s
+    ]
     if not timed:
         return None
     return Speed(

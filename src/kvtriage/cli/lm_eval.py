@@ -13,7 +13,7 @@ from kvtriage.cli.importing import add_to_case
 from kvtriage.cli.job import Job, Wiring, open_job, reread_subject
 from kvtriage.cli.options import Machine, case_argument, machine_options
 from kvtriage.cli.servers import choose_wiring
-from kvtriage.cli.terminal import stage
+from kvtriage.cli.terminal import say, stage
 from kvtriage.engines.base import Arm
 from kvtriage.errors import CaseError, EngineError, StudyError
 from kvtriage.files import sha256_bytes
@@ -110,13 +110,19 @@ def _ask(
             "this engine is not the one that the case was measured with",
             hint="same machine, threads and versions are needed; or start a new case folder",
         )
+    longest = plan.max_model_len if info.longest_text is None else min(plan.max_model_len, info.longest_text)
+    if longest < plan.max_model_len and record.name == BASELINE:
+        say(
+            f"warning: these servers read {longest:,} tokens of the model's {plan.max_model_len:,}: longer texts lose "
+            "their beginning; a case measured with --engine-arg '--max-model-len N' has room for them"
+        )
     arm: Arm = build_arm(record, scales)
     with engine.open(arm) as session:
         check_applied(arm, session.applied(), info, engine.spec)
         results = run_tasks(
             session,
             engine.tokenizer,
-            plan.max_model_len,
+            longest,
             tasks,
             include_path=include_path,
             num_fewshot=num_fewshot,

@@ -85,6 +85,8 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError(
                 "--vllm-command, --engine-arg, --arm, --parallel-arms and --mixed-backends are for --engine vllm"
             )
+        if arms and (vllm_command is not None or engine_args):
+            raise click.UsageError("--arm names a server that runs: --vllm-command and --engine-arg start one")
         if parallel_arms and len(arms) < 2:
             raise click.UsageError("--parallel-arms is for servers that run already: give --arm for each of them")
         if engine == "vllm" and memory_bound is not None:

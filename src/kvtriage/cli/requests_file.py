@@ -1,4 +1,7 @@
-"""--requests: every request that a study would send to a server, one JSON object a line."""
+"""--requests: what a study would send to servers for its trials, one JSON object a line.
+
+Texts that BF16 has yet to write are not known before, and left out.
+"""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def run_command(
     }
     overrides = {key: value for key, value in given.items() if value is not None}
     study = load_study(study_file, overrides, quick=quick, rule=rule)
-    room = choose_wiring(wiring, machine, out, study)
+    room = choose_wiring(wiring, machine, out if dry_run is None else None, study)
     if study.request_rates and room is embedded and _VERBS.index(until) >= _VERBS.index("ablate"):
         raise no_load()
     if out is None and dry_run is None:

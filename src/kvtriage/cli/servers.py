@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,17 +20,15 @@ from kvtriage.errors import CaseError, EngineError, StudyError
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.records.study import Study
+from kvtriage.records.study import Study, longest_text
 
 if TYPE_CHECKING:
     from kvtriage.engines.vllm.fleet import Fleet
+    from kvtriage.engines.vllm.recipe import ServerOptions
 
-__all__ = ["choose_wiring", "cores_and_nodes", "native_dtype_of"]
+__all__ = ["choose_wiring", "server_logs", "server_options"]
 
 _LENGTH_STEP = 256
-_NATIVE = {"float32": "auto", "float": "auto", "float16": "float16", "half": "float16"}
-"""`--dtype` of the model → what its unquantised cache is asked to be; BF16 otherwise. A float32 cache has no
-name of its own."""
 _OVERLAYS = {Scaling.PER_HEAD: CHECKPOINT, Scaling.PER_TENSOR: CHECKPOINT_PER_TENSOR}
 
 
@@ -53,7 +52,7 @@ def _vllm(servers: Servers, machine: Machine, case: Path | None, study: Study) -
         from kvtriage.engines.vllm.client import token_from_environment
         from kvtriage.engines.vllm.engine import VllmEngine
         from kvtriage.engines.vllm.fleet import LaunchedFleet
-        from kvtriage.engines.vllm.recipe import ServerOptions, cpu_environment, read_command, read_engine_args
+        from kvtriage.engines.vllm.recipe import read_command, read_engine_args
         from kvtriage.engines.vllm.server import Launch
     except ImportError as error:
         raise EngineError(
@@ -64,14 +63,11 @@ def _vllm(servers: Servers, machine: Machine, case: Path | None, study: Study) -
     words = read_engine_args(servers.engine_args)
     command = read_command(servers.command)
 
-    def fleet(folder: Path, spec: CacheSpec) -> contextlib.AbstractContextManager[Fleet]:
+    def fleet(folder: Path, spec: CacheSpec, logs: Path) -> contextlib.AbstractContextManager[Fleet]:
         if urls:
             names = (folder.name, CHECKPOINT, CHECKPOINT_PER_TENSOR)
             return AttachedFleet(urls, names, token_from_environment())
-        native = native_dtype_of(words)
-        environment = cpu_environment(words, native, os.environ, *cores_and_nodes())
-        options = ServerOptions(command, _with_length(words, study, spec), native, environment)
-        logs = Path.cwd() / "servers" if case is None else case.resolve() / "servers"
+        options = server_options(command, words, _longest(study, spec))
         how = Launch(logs, say, servers.start_timeout_s)
         return LaunchedFleet(spec, folder, options, how, lambda scales: _overlay(case, scales))
 
@@ -85,7 +81,7 @@ def _vllm(servers: Servers, machine: Machine, case: Path | None, study: Study) -
         threads: int | None,
         trust_remote_code: bool,
     ) -> Iterator[Engine]:
-        with fleet(folder, spec) as running:
+        with server_logs(case) as logs, fleet(folder, spec, logs) as running:
             tokenizer = load_tokenizer(folder, trust_remote_code)
             yield VllmEngine(spec, tokenizer, running, say, mixed_backends=servers.mixed_backends)
 
@@ -108,31 +104,34 @@ def _overlay(case: Path | None, scales: ScaleSet) -> Path:
     return case.resolve() / name
 
 
-def _with_length(words: tuple[str, ...], study: Study, spec: CacheSpec) -> tuple[str, ...]:
-    """A context just long enough for the study, unless the user says how long: memory goes to the cache."""
-    if any(word.partition("=")[0] == "--max-model-len" for word in words):
-        return words
-    needed = 1 + max(
-        *study.buckets,
-        *(context + study.decode_tokens for context in study.latency_contexts),
-        study.calibration_tokens,
-        study.probe_tokens,
-    )
-    longest = min(-(-needed // _LENGTH_STEP) * _LENGTH_STEP, spec.max_model_len)
-    return (*words, "--max-model-len", str(longest))
+def server_options(command: tuple[str, ...], words: tuple[str, ...], longest: int) -> ServerOptions:
+    """What servers of contexts of `longest` tokens share; `command` and `words` as they were read."""
+    from kvtriage.engines.vllm.recipe import ServerOptions, cpu_environment, native_dtype_of, with_length
+
+    native = native_dtype_of(words)
+    environment = cpu_environment(words, native, os.environ, *_cores_and_nodes())
+    return ServerOptions(command, with_length(words, longest), native, environment)
 
 
-def cores_and_nodes() -> tuple[list[int], int]:
+@contextlib.contextmanager
+def server_logs(case: Path | None) -> Iterator[Path]:
+    """Where servers write: in the case; without one in a folder that goes again, unless an error points to it."""
+    if case is not None:
+        yield case.resolve() / "servers"
+        return
+    folder = Path(tempfile.mkdtemp(prefix="kvtriage-servers-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _longest(study: Study, spec: CacheSpec) -> int:
+    """Tokens of a context just long enough for the study, and for the one token that comes behind every text."""
+    return min(-(-(longest_text(study) + 1) // _LENGTH_STEP) * _LENGTH_STEP, spec.max_model_len)
+
+
+def _cores_and_nodes() -> tuple[list[int], int]:
     """The cores this process may use, none beside an accelerator, and the NUMA nodes they lie in."""
     if any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists() or not hasattr(os, "sched_getaffinity"):
         return [], 1
     nodes = sum(1 for _ in Path("/sys/devices/system/node").glob("node[0-9]*"))
     return sorted(os.sched_getaffinity(0)), max(1, nodes)
-
-
-def native_dtype_of(words: tuple[str, ...]) -> str:
-    for word, after in itertools.zip_longest(words, words[1:], fillvalue=""):
-        name, equals, value = word.partition("=")
-        if name == "--dtype":
-            return _NATIVE.get(value if equals else after, "bfloat16")
-    return "bfloat16"

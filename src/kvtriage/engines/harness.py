@@ -130,6 +130,11 @@ class SessionModel(TemplateLM):
         tokens = (*context, *continuation)[-self._max_model_len :]
         request = ScoreRequest("lm-eval", tokens, len(tokens) - len(continuation))
         response = self._session.score(request)
+        if response.generated:
+            raise StudyError(
+                "a task of lm-eval asks for likelihoods, and these servers give none",
+                hint="ask tasks that are answered by writing, or serve with vLLM",
+            )
         return -math.fsum(response.nll), tuple(response.top1) == tuple(continuation)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
@@ -163,7 +168,12 @@ class SessionModel(TemplateLM):
         stops = [until] if isinstance(until, str) else list(until)
         new_tokens = min(int(how.get("max_gen_toks", _NEW_TOKENS)), self._max_model_len - 1)
         prompt = self.tok_encode(context)[-(self._max_model_len - new_tokens) :] or [self.prefix_token_id]
-        ((written),) = self._session.generate([prompt], new_tokens).token_ids
+        (written,) = self._session.generate([prompt], new_tokens).token_ids
+        if len(written) != new_tokens:
+            raise StudyError(
+                "a task of lm-eval needs what is written, and this engine does not say which tokens it writes",
+                hint="leave the task out, or measure on a server that takes return_token_ids",
+            )
         kept = list(written)
         ends = [kept.index(token) for token in self._tokens.eos if token in kept]
         text = self._tokens.decode(kept[: min(ends)] if ends else kept)

@@ -25,6 +25,7 @@ __all__ = [
     "Rule",
     "Study",
     "check_context",
+    "longest_text",
     "read_rule",
     "read_study",
     "supports_per_head",
@@ -194,10 +195,25 @@ def validate_study(study: Study) -> None:
         raise StudyError(complaint, hint=hint)
 
 
+def longest_text(study: Study) -> int:
+    """Tokens of the longest text that the study reads or writes."""
+    return max(tokens for _, _, tokens in _texts(study))
+
+
 def check_context(study: Study, max_model_len: int) -> None:
     """Raises StudyError when the study needs longer texts than the model takes, in tokens."""
+    for what, key, tokens in _texts(study):
+        if tokens > max_model_len:
+            raise StudyError(
+                f"{what} asks for {tokens:,} tokens, and the model takes at most {max_model_len:,}",
+                hint=f"lower {key} in study.toml so that no text is longer than {max_model_len:,} tokens",
+            )
+
+
+def _texts(study: Study) -> tuple[tuple[str, str, int], ...]:
+    """What is read or written, the keys that say how long it is, and its tokens."""
     longest = max(study.buckets, default=0)
-    needs = (
+    return (
         ("buckets", "buckets", longest),
         (
             "the largest of buckets plus generated_tokens",
@@ -212,12 +228,6 @@ def check_context(study: Study, max_model_len: int) -> None:
             max(study.latency_contexts, default=0) + study.decode_tokens,
         ),
     )
-    for what, key, tokens in needs:
-        if tokens > max_model_len:
-            raise StudyError(
-                f"{what} asks for {tokens:,} tokens, and the model takes at most {max_model_len:,}",
-                hint=f"lower {key} in study.toml so that no text is longer than {max_model_len:,} tokens",
-            )
 
 
 def supports_per_head(backend: str) -> bool:

@@ -13,6 +13,7 @@ from kvtriage.fp8.scales import LayerScales
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Native, Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerSpec
 from kvtriage.records.case import ArmRecord, Plan, ScaleRecord, Sensitivities
+from kvtriage.records.pairing import BASELINE
 from kvtriage.records.study import supports_per_head
 from kvtriage.records.values import cache_spec, scale_set, sub_octaves
 
@@ -64,7 +65,7 @@ def design_arms(
 
 def _designs(plan: Plan, spec: CacheSpec, sensitivities: Sensitivities, info: EngineInfo) -> Iterator[_Design]:
     count, skip = spec.num_layers, sensitivities.suspects
-    yield _Design("bf16", "BF16", "baseline", CachePolicy.native(count), "native")
+    yield _Design(BASELINE, "BF16", "baseline", CachePolicy.native(count), "native")
     again = {"chunks": "BF16, prefill in chunks", "batches": "BF16, in other batches"}[info.repeat]
     yield _Design("bf16_repeat", again, "noise", CachePolicy.native(count), "native")
     scalings = [Scaling.UNIT, Scaling.PER_TENSOR] + [Scaling.PER_HEAD] * info.per_head_scales

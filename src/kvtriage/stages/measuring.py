@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvtriage.engines.base import Applied, Arm, Engine, ScoreResponse, Session, TakesLoad
-from kvtriage.errors import EngineError
+from kvtriage.errors import EngineError, StudyError
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import capacity_tokens, price_policy
 from kvtriage.records.case import (
@@ -122,17 +122,25 @@ class Measuring:
         return next((item.carry_on(trial.token_ids) for trial in there), None)
 
     def write(self, session: Session, arm: Arm, item: TaskItem) -> TaskItem:
-        """`written`, after letting `session`, which is BF16's, write it where it has not yet."""
+        """`written`, after letting `session`, which is BF16's, write it where it has not yet.
+
+        Raises StudyError where the engine does not say which tokens it writes.
+        """
         there = self.written(item)
         if there is not None:
             return there
-        ((token_ids),) = session.generate([item.request.token_ids], item.continued).token_ids
+        (token_ids,) = session.generate([item.request.token_ids], item.continued).token_ids
+        if len(token_ids) != item.continued:
+            raise StudyError(
+                f"task {item.task!r} needs the tokens that BF16 writes, and this engine does not say which they are",
+                hint="leave the task out of study.toml, or measure on a server that takes return_token_ids",
+            )
         self.add(
             ContinuationTrial(
                 arm=arm.name,
                 task=item.task,
                 item_id=item.request.item_id,
-                token_ids=tuple(token_ids),
+                token_ids=token_ids,
                 conditions=self.conditions,
             )
         )

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvtriage.cli.dry_run import print_dry_run
 from kvtriage.cli.job import Subject, embedded
 from kvtriage.cli.main import main
 from kvtriage.cli.options import Machine, Servers
-from kvtriage.cli.servers import choose_wiring
+from kvtriage.cli.servers import choose_wiring, server_logs
+from kvtriage.engines.base import Arm
 from kvtriage.engines.vllm.engine import VllmEngine
 from kvtriage.engines.vllm.recipe import (
     DEFAULT_COMMAND,
@@ -23,9 +25,11 @@ from kvtriage.engines.vllm.recipe import (
     read_engine_args,
 )
 from kvtriage.errors import CaseError, StudyError
+from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.study import Study
 from tests.unit.engines.vllm.fleets import Stable
+from tests.unit.stages import fake_case
 from tests.unit.stages.fake_case import FakeCase
 
 STUDY = Study(buckets=(256,), latency_contexts=(128, 1000), decode_tokens=8, calibration_tokens=512)
@@ -40,8 +44,8 @@ def test_the_embedded_engine_is_the_default() -> None:
     assert choose_wiring(embedded, machine(), None, STUDY) is embedded
 
 
-def opened(folder: Path, spec: CacheSpec, case: Path | None, **how: Any) -> Iterator[VllmEngine]:
-    wiring = choose_wiring(None, machine(**how), case, STUDY)()
+def opened(folder: Path, spec: CacheSpec, case: Path | None, study: Study = STUDY, **how: Any) -> Iterator[VllmEngine]:
+    wiring = choose_wiring(None, machine(**how), case, study)()
     options = {"numerics": "storage", "device": None, "threads": None, "trust_remote_code": False}
     with wiring.open_engine(folder, spec, **options) as engine:  # type: ignore[arg-type]
         assert isinstance(engine, VllmEngine)
@@ -63,25 +67,62 @@ def tokenizer_free(monkeypatch: pytest.MonkeyPatch) -> None:
         ((), "bfloat16", "1024"),
         (("--dtype float32",), "auto", "1024"),
         (("--dtype=half", "--max-model-len 4096"), "float16", "4096"),
+        (("--max_model_len=512",), "bfloat16", "512"),
     ],
 )
 def test_the_command_of_the_baseline(
     tmp_path: Path, spec: CacheSpec, args: tuple[str, ...], dtype: str, length: str
 ) -> None:
-    from kvtriage.engines.base import Arm
-    from kvtriage.kvcache.policy import CachePolicy
-
     arm = Arm("bf16", CachePolicy.native(spec.num_layers))
     for engine in opened(tmp_path / "m", spec, tmp_path, engine_args=args, command="env vllm serve"):
         shown = engine.show(arm)
         assert f"env vllm serve {tmp_path / 'm'} --kv-cache-dtype {dtype} " in shown
-        assert re.search(rf"--max-model-len[ =]{length}", shown)
+        assert re.findall(r"--max[-_]model[-_]len[ =](\d+)", shown) == [length]
         assert engine.one_arm_at_a_time
 
 
 @pytest.mark.usefixtures("tokenizer_free")
+@pytest.mark.parametrize(("items", "length"), [(0, 768), (1, 1024)])
+def test_a_server_takes_what_is_written_behind_the_longest_text(
+    tmp_path: Path, spec: CacheSpec, items: int, length: int
+) -> None:
+    texts = {"buckets": (512,), "latency_contexts": (128,), "generation_items": items, "generated_tokens": 400}
+    study = msgspec.structs.replace(STUDY, **texts)
+    for engine in opened(tmp_path / "m", spec, tmp_path, study):
+        shown = engine.show(Arm("bf16", CachePolicy.native(spec.num_layers)))
+        assert shown.endswith(f"--max-model-len {length}")
+
+
+def test_logs_lie_in_the_case_and_without_one_are_left_where_an_error_points_to_them(tmp_path: Path) -> None:
+    with server_logs(tmp_path) as logs:
+        assert logs == tmp_path.resolve() / "servers"
+    with server_logs(None) as logs:
+        (logs / "bf16.log").touch()
+    assert not logs.exists()
+    with pytest.raises(StudyError), server_logs(None) as logs:
+        raise StudyError("the server is gone", hint=f"its log is in {logs}")
+    assert logs.is_dir()
+    logs.rmdir()
+
+
+@pytest.mark.parametrize(("words", "written"), [((), True), (("--dry-run",), False)])
+def test_a_dry_run_leaves_no_logs_in_a_case_that_is_still_to_be_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...], written: bool
+) -> None:
+    cases: list[Path | None] = []
+
+    def choose(given: object, machine: Machine, case: Path | None, study: Study) -> None:
+        cases.append(case)
+        raise StudyError("enough is known", hint="of the case")
+
+    monkeypatch.setattr("kvtriage.cli.run.choose_wiring", choose)
+    out = tmp_path / "case"
+    assert main(["run", "demo:smollm2-135m", "--data", "demo:english", "--out", str(out), *words]) == 2
+    assert cases == [out if written else None]
+
+
+@pytest.mark.usefixtures("tokenizer_free")
 def test_scales_are_served_from_the_checkpoint_of_the_case(tmp_path: Path) -> None:
-    from kvtriage.kvcache.policy import CachePolicy, Scaling
     from kvtriage.stages.arms import build_arm, design_arms
 
     case = FakeCase()
@@ -153,11 +194,19 @@ def test_options_of_vllm_are_for_vllm(
     assert "are for --engine vllm" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [("--engine-arg", "--enforce-eager"), ("--vllm-command", "vllm serve")])
+def test_servers_that_run_already_are_not_told_how_to_start(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    assert main(["ablate", str(tmp_path), "--engine", "vllm", "--arm", "bf16=http://127.0.0.1:1", *words]) == 2
+    assert "--arm names a server that runs" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_a_dry_run_shows_servers_requests_and_time(
     known: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    case = FakeCase()
+    case = FakeCase(study=msgspec.structs.replace(fake_case.STUDY, generation_items=1 if known else 0))
     model: Any = None
     subject = Subject(model, case.spec, case.plan, case.split, case.items)
     records = (case.calibrate(), case.diagnose()) if known else (None, None)
@@ -167,4 +216,9 @@ def test_a_dry_run_shows_servers_requests_and_time(
     assert f"vllm serve {tmp_path / 'model'} --kv-cache-dtype bfloat16" in out
     assert ("--kv-cache-dtype-skip-layers sliding_window" in out) is known
     assert f"requests to each: {len(case.items)} to score, and 11 generations to time" in out
+    written = [item for item in case.items if item.continued]
+    assert (f"to BF16's {len(written)} more, which write what" in out) is known is bool(written)
+    servers = {line.partition(": ")[2] for line in out.splitlines() if "vllm serve" in line}
+    assert len(servers) == (8 if known else 2), "bf16 and its bound share one"
+    assert re.search(rf"a start takes about .*; with {len(servers)} of them the study takes", out)
     assert "device-hours" in out

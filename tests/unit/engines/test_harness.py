@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvtriage.engines.base import Applied, Generation, ScoreRequest, ScoreResponse
-from kvtriage.errors import DataError
+from kvtriage.errors import DataError, StudyError
 from tests.unit.tasks.texts import FakeDistribution
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is the extra lm-eval")
@@ -124,6 +125,19 @@ def test_prompt_and_generation_share_the_models_length() -> None:
     session = Parrot()
     model(session, 16).generate_until([asked("c" * 40, {"max_gen_toks": 10})])
     assert len(session.prompts[0]) == 6
+
+
+def test_servers_that_do_not_say_what_a_task_needs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No likelihoods, or texts without their tokens: nothing that could be taken for an answer."""
+    session = Parrot()
+    mute = Generation(((),), 0.0, (), None, 0)
+    monkeypatch.setattr(session, "generate", lambda prompts, new_tokens: mute)
+    with pytest.raises(StudyError, match="does not say which tokens it writes"):
+        model(session).generate_until([asked("sky", {"max_gen_toks": 4})])
+    score = session.score
+    monkeypatch.setattr(session, "score", lambda request: dataclasses.replace(score(request), generated=True))
+    with pytest.raises(StudyError, match="asks for likelihoods"):
+        model(session).loglikelihood([asked("sky", "aa")], disable_tqdm=True)
 
 
 def test_sampling_is_refused() -> None:

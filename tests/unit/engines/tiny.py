@@ -31,6 +31,13 @@ def llama(**changes: Any) -> transformers.LlamaConfig:
     return transformers.LlamaConfig(**settings | changes)
 
 
+def qwen3(**changes: Any) -> transformers.Qwen3Config:
+    settings = llama().to_dict()
+    keys = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+            "num_key_value_heads", "head_dim", "max_position_embeddings")  # fmt: skip
+    return transformers.Qwen3Config(**{key: settings[key] for key in keys} | changes)
+
+
 def gemma3(**changes: Any) -> transformers.Gemma3TextConfig:
     settings: dict[str, Any] = {
         "vocab_size": VOCABULARY,

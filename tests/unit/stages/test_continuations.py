@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtriage.engines.base import ScoreRequest, ScoreResponse
-from kvtriage.errors import CaseError
+from kvtriage.engines.base import Arm, Generation, ScoreRequest, ScoreResponse
+from kvtriage.errors import CaseError, StudyError
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.records.case import ContinuationTrial, ScoreTrial, Trial
 from tests.unit.stages.fake_case import STUDY, FakeCase, uniform
@@ -37,7 +38,7 @@ def test_bf16_writes_each_text_once_and_every_arm_reads_it(dear: bool) -> None:
 
 def test_arms_read_the_text_with_what_was_written_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made = case()
-    with made.engine.open(next(iter([_native(made)]))) as session:
+    with made.engine.open(_native(made)) as session:
         kind: Any = type(session)
     score: Callable[..., ScoreResponse] = kind.score
     lengths: Counter[int] = Counter()
@@ -52,9 +53,24 @@ def test_arms_read_the_text_with_what_was_written_behind_it(monkeypatch: pytest.
     assert lengths == {64: 3 * own, 128: 3 * own, 104: 2 * own, 168: 2 * own}
 
 
-def _native(made: FakeCase) -> Any:
-    from kvtriage.engines.base import Arm
+@pytest.mark.parametrize("dear", [False, True])
+def test_a_server_that_does_not_say_what_it_writes_is_refused(monkeypatch: pytest.MonkeyPatch, dear: bool) -> None:
+    made = case(dear)
+    with made.engine.open(_native(made)) as session:
+        kind: Any = type(session)
+    generate: Callable[..., Generation] = kind.generate
 
+    def mute(*args: Any) -> Generation:
+        return dataclasses.replace(generate(*args), token_ids=((),))
+
+    monkeypatch.setattr(kind, "generate", mute)
+    trials: list[Trial] = []
+    with pytest.raises(StudyError, match="'generation' needs the tokens that BF16 writes"):
+        made.ablate(sink=trials.append)
+    assert not any(isinstance(trial, ContinuationTrial) for trial in trials)
+
+
+def _native(made: FakeCase) -> Arm:
     return Arm("bf16", CachePolicy.native(made.spec.num_layers))
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +11,7 @@ from kvtriage.checkpoints.scale_findings import attention_heads
 from kvtriage.checkpoints.scale_loading import Fate, LayerLoad, predict_loading
 from kvtriage.cli.check.answer import Checked, Live
 from kvtriage.cli.options import Servers
-from kvtriage.cli.servers import cores_and_nodes, native_dtype_of
+from kvtriage.cli.servers import server_logs, server_options
 from kvtriage.cli.terminal import say
 from kvtriage.engines.base import Arm
 from kvtriage.errors import EngineError, ModelError
@@ -64,30 +61,19 @@ def _attached(url: str) -> Iterator[Served]:
 @contextlib.contextmanager
 def _started(checked: Checked, spec: CacheSpec, servers: Servers) -> Iterator[Served]:
     from kvtriage.engines.vllm.fleet import interrogate
-    from kvtriage.engines.vllm.recipe import (
-        ServerOptions,
-        cpu_environment,
-        make_recipe,
-        read_command,
-        read_engine_args,
-    )
+    from kvtriage.engines.vllm.recipe import make_recipe, read_command, read_engine_args
     from kvtriage.engines.vllm.server import Launch, launch
 
-    words = read_engine_args(servers.engine_args)
-    if not any(word.partition("=")[0] == "--max-model-len" for word in words):
-        words = (*words, "--max-model-len", str(min(_LENGTH, spec.max_model_len)))
-    command = read_command(servers.command)
+    command, words = read_command(servers.command), read_engine_args(servers.engine_args)
+    options = server_options(command, words, min(_LENGTH, spec.max_model_len))
     scaling = checked.held.declared.scaling or Scaling.PER_TENSOR
     arm = Arm("check", CachePolicy.fp8(spec.num_layers, scaling))
-    native = native_dtype_of(words)
-    environment = cpu_environment(words, native, os.environ, *cores_and_nodes())
-    options = ServerOptions(command, words, native, environment)
     recipe = make_recipe(arm, spec, str(checked.held.folder), options)
-    logs = Path(tempfile.mkdtemp(prefix="kvtriage-check-"))
-    # A log that explains a failure is left where the error says it is.
-    with launch(recipe, "check", Launch(logs, say, servers.start_timeout_s)) as server:
+    with (
+        server_logs(None) as logs,
+        launch(recipe, "check", Launch(logs, say, servers.start_timeout_s)) as server,
+    ):
         yield interrogate(server.client, needs_extension=True)
-    shutil.rmtree(logs, ignore_errors=True)
 
 
 def _check_model(checked: Checked, served: Served, url: str | None) -> None:

@@ -1,19 +1,21 @@
-"""How a server is asked: one text scored, alone or in company, streams, and what its extension is told to round."""
+"""How a server is asked: one text scored, alone or in company, streams, and what its extension is told to do."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvtriage.engines.base import Arm, ScoreRequest, ScoreResponse
+from kvtriage.engines.base import Arm, Progress, ScoreRequest, ScoreResponse
 from kvtriage.engines.vllm.fleet import Served
 from kvtriage.engines.vllm.observer import Observer, Probe
 from kvtriage.engines.vllm.scoring import new_salt
-from kvtriage.engines.vllm.timing import stream_body
+from kvtriage.engines.vllm.timing import closed_loop, stream_body
 from kvtriage.errors import EngineError, PolicyNotApplied
+from kvtriage.fp8.scales import ScaleSet
 
-__all__ = ["Encode", "need_observer", "score", "score_in_company", "stream_bodies", "switch_probe"]
+__all__ = ["Encode", "observe", "score", "score_in_company", "stream_bodies", "switch_probe"]
 
 Encode = Callable[[str], Sequence[int]]
 """Text → token ids, without special tokens."""
@@ -71,14 +73,34 @@ def switch_probe(served: Served, arm: Arm, probe: Probe) -> None:
             f"arm {arm.name!r} needs kvtriage's extension inside the server, and {served.unseen}",
             hint="start the server with the command that --dry-run prints, or leave this arm out",
         )
+    served.probing = None
     served.observer.probe(probe)
     served.probing = probe
 
 
-def need_observer(served: Served, why: str) -> Observer:
+def observe(
+    served: Served,
+    prompts: Sequence[Sequence[int]],
+    edges: Sequence[int],
+    candidates: Sequence[ScaleSet],
+    progress: Progress,
+) -> Observer:
+    """The extension, which has seen all prompts in one go: what an interrupted one gathered is thrown away.
+
+    `edges` and `candidates` as in Observer.start. Raises EngineError where there is no extension.
+    """
     if served.observer is None:
         raise EngineError(
-            f"{served.unseen}, and {why}",
+            f"{served.unseen}, and ranges are observed inside the server",
             hint="calibrate and diagnose with --engine embedded, or start the server as --dry-run prints it",
         )
+    served.observer.start(edges, candidates)
+    try:
+        for done, prompt in enumerate(prompts):
+            progress(done, len(prompts))
+            closed_loop(served.client, stream_bodies(served, [prompt], 1), 1)
+    finally:
+        with contextlib.suppress(EngineError):
+            served.observer.stop()
+    progress(len(prompts), len(prompts))
     return served.observer

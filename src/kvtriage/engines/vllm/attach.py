@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import PurePosixPath
 
 from kvtriage.engines.base import Arm
@@ -11,10 +11,9 @@ from kvtriage.engines.vllm.client import Client, check_url
 from kvtriage.engines.vllm.dialect import learn_dialect
 from kvtriage.engines.vllm.fleet import Served, interrogate
 from kvtriage.errors import EngineError, StudyError
+from kvtriage.records.pairing import BASELINE
 
-__all__ = ["BASELINE_ARM", "AttachedFleet", "read_urls"]
-
-BASELINE_ARM = "bf16"
+__all__ = ["AttachedFleet", "read_urls"]
 
 
 def read_urls(words: Sequence[str]) -> dict[str, str]:
@@ -27,9 +26,9 @@ def read_urls(words: Sequence[str]) -> dict[str, str]:
         if name in found:
             raise StudyError(f"--arm {name} is given twice", hint="one server for each arm")
         found[name] = check_url(url)
-    if found and BASELINE_ARM not in found:
+    if found and BASELINE not in found:
         raise StudyError(
-            f"no --arm {BASELINE_ARM}=URL is given", hint="every arm is measured against BF16: it needs a server too"
+            f"no --arm {BASELINE}=URL is given", hint="every arm is measured against BF16: it needs a server too"
         )
     return found
 
@@ -46,12 +45,17 @@ class AttachedFleet:
         self._token = token
         self._stall = {} if stall_s is None else {"stall_s": stall_s}
         self._served: dict[str, Served] = {}
-        self._stack = ExitStack()
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> AttachedFleet:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Somebody's server rounds nothing any more, however the study ended."""
+        for served in self._served.values():
+            if served.observer is not None and served.probing != {}:
+                with contextlib.suppress(EngineError):
+                    served.observer.probe({})
         self._stack.close()
 
     @property
@@ -100,7 +104,7 @@ class AttachedFleet:
 
     def _name(self, arm: Arm) -> str:
         """A native arm of another name is answered for by the baseline's server."""
-        return arm.name if arm.name in self._urls else BASELINE_ARM
+        return arm.name if arm.name in self._urls else BASELINE
 
     def _check_model(self, name: str, served: Served) -> None:
         """Raises StudyError for a server of another model."""

@@ -15,8 +15,7 @@ from typing import Any
 
 from kvtriage.engines.base import ScoreRequest, ScoreResponse
 from kvtriage.engines.vllm.failures import Refused, Unanswered
-from kvtriage.engines.vllm.scoring import gather_top_k
-from kvtriage.errors import NonFinite
+from kvtriage.engines.vllm.scoring import gather_top_k, no_logprobs, no_number, other_token
 
 __all__ = ["echo_body", "names_ids", "read_echo"]
 
@@ -60,10 +59,7 @@ def read_echo(request: ScoreRequest, answer: object) -> ScoreResponse:
     for index in range(request.score_from, count):
         token, word = request.token_ids[index], words[index]
         if by_id and word != f"{_BY_ID}{token}":
-            raise Refused(
-                f"the server scored another token than the {index}th of {request.item_id}",
-                hint="it has another tokenizer or changes prompts; it cannot be compared",
-            )
+            raise other_token(index, request.item_id)
         log_prob, named = _number(log_probs[index], request.item_id), _named(tops[index], request.item_id)
         best = max(named, key=named.__getitem__, default=word)
         is_best = best == word and named.get(word, log_prob) <= log_prob
@@ -90,11 +86,8 @@ def _number(value: object, item_id: str) -> float:
         case float() | int() if math.isfinite(value):
             return float(value)
         case None:
-            raise Unanswered(f"a scored position of {item_id} has no logprobs", hint="the server's log says more")
-    raise NonFinite(
-        f"a log probability of {item_id} is not a number",
-        hint="NaN reached the logits: look at the scales of this arm and the server's log",
-    )
+            raise no_logprobs(item_id)
+    raise no_number(item_id)
 
 
 def _named(top: object, item_id: str) -> Mapping[str, float]:

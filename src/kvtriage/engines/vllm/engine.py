@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -22,7 +21,6 @@ from kvtriage.engines.base import (
     Generation,
     ProbeSink,
     Progress,
-    Readback,
     ScoreRequest,
     ScoreResponse,
     Tokenizer,
@@ -30,19 +28,20 @@ from kvtriage.engines.base import (
     check_arm,
     keep_nothing,
 )
-from kvtriage.engines.vllm.asking import need_observer, score, score_in_company, stream_bodies, switch_probe
+from kvtriage.engines.vllm.asking import observe, score, score_in_company, stream_bodies, switch_probe
 from kvtriage.engines.vllm.failures import ServerGone, Unanswered
 from kvtriage.engines.vllm.fleet import Fleet, Served
-from kvtriage.engines.vllm.observer import Observer, Probe
-from kvtriage.engines.vllm.readback import backend_of_layers, numerics_of_layers, rounding_of_layers
+from kvtriage.engines.vllm.identity import describe_engine, least_readback, native_dtype_of_served
+from kvtriage.engines.vllm.observer import Probe
 from kvtriage.engines.vllm.recipe import probe_of, served_policy
 from kvtriage.engines.vllm.timing import closed_loop, mean_steps, open_loop
-from kvtriage.engines.vllm.vetting import UNKNOWN, Vetting
-from kvtriage.errors import BadInput, EngineError, PolicyNotApplied
+from kvtriage.engines.vllm.vetting import Vetting
+from kvtriage.errors import BadInput, PolicyNotApplied
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.fp8.stats import HeldOut, KVStats
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.spec import CacheSpec
+from kvtriage.records.pairing import BASELINE
 
 __all__ = ["PATIENCE_S", "VllmEngine", "VllmSession"]
 
@@ -74,7 +73,7 @@ class VllmEngine:
         self._patience_s = tuple(patience_s)
         self._mixed_backends = mixed_backends
         self._info: EngineInfo | None = None
-        self._vetting = Vetting(spec, tokenizer, say, self._native_dtype)
+        self._vetting = Vetting(spec, tokenizer, say, lambda: native_dtype_of_served(fleet.serve(self._native())))
         self._cold: set[str] = set()
         """Arms whose server came back and was not timed since."""
 
@@ -145,41 +144,19 @@ class VllmEngine:
 
     def observe(self, prompts: Sequence[Sequence[int]], position_edges: Sequence[int], progress: Progress) -> KVStats:
         tokens = sum(map(len, prompts))
-        return self._watched(
-            prompts, position_edges, (), progress, lambda watch: watch.ranges(self._spec, position_edges, tokens)
-        )
+
+        def work(served: Served) -> KVStats:
+            return observe(served, prompts, position_edges, (), progress).ranges(self._spec, position_edges, tokens)
+
+        return self.persist(self._native(), work)
 
     def check_scales(
         self, prompts: Sequence[Sequence[int]], candidates: Sequence[ScaleSet], progress: Progress
     ) -> list[HeldOut]:
         tokens = sum(map(len, prompts))
-        return self._watched(
-            prompts, (0,), candidates, progress, lambda watch: watch.held_out(self._spec, len(candidates), tokens)
-        )
 
-    def _watched(
-        self,
-        prompts: Sequence[Sequence[int]],
-        edges: Sequence[int],
-        candidates: Sequence[ScaleSet],
-        progress: Progress,
-        read: Callable[[Observer], _T],
-    ) -> _T:
-        """All prompts in one go: what an interrupted one gathered is thrown away, and it starts anew."""
-
-        def work(served: Served) -> _T:
-            observer = need_observer(served, "ranges are observed inside the server")
-            observer.start(edges, candidates)
-            try:
-                for done, prompt in enumerate(prompts):
-                    progress(done, len(prompts))
-                    closed_loop(served.client, stream_bodies(served, [prompt], 1), 1)
-                found = read(observer)
-            finally:
-                with contextlib.suppress(EngineError):
-                    observer.stop()
-            progress(len(prompts), len(prompts))
-            return found
+        def work(served: Served) -> list[HeldOut]:
+            return observe(served, prompts, (0,), candidates, progress).held_out(self._spec, len(candidates), tokens)
 
         return self.persist(self._native(), work)
 
@@ -265,46 +242,14 @@ class VllmEngine:
         return served
 
     def _native(self) -> Arm:
-        return Arm("bf16", CachePolicy.native(self._spec.num_layers))
-
-    def _native_dtype(self) -> str:
-        served = self._fleet.serve(self._native())
-        if served.ranks is not None and served.ranks[0]:
-            return served.ranks[0][0].cache_dtype
-        return UNKNOWN if served.config is None else served.config.cache_dtype
+        return Arm(BASELINE, CachePolicy.native(self._spec.num_layers))
 
     def _learn(self, served: Served) -> EngineInfo:
-        ranks = served.ranks or ()
-        device = served.facts.get("gpus") or served.facts.get("device") or UNKNOWN
-        numerics = numerics_of_layers(ranks)
-        return EngineInfo(
-            name="vllm",
-            version=served.version,
-            device=str(device),
-            backend=backend_of_layers(ranks) or served.log_backend or UNKNOWN,
-            numerics=numerics,
-            compute_dtype=str(served.facts.get("dtype", UNKNOWN)),
-            native_dtype=self._native_dtype(),
-            threads=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-            per_head_scales=all(layer.per_head_scales is not False for rank in ranks for layer in rank),
-            kl_top_k=served.dialect.top_k,
-            readback=self._readback(),
-            scoring=served.dialect.scoring,
-            server=self._fleet.server_args,
-            arms=self._fleet.arms,
-            repeat="chunks" if self._fleet.sets_steps else "batches",
-            rounding=rounding_of_layers(ranks),
-            probe_numerics=None if numerics == "storage" else "storage",
-            mixed_backends=self._mixed_backends,
-        )
-
-    def _readback(self) -> Readback:
-        """The least that any of the arms' servers shows: those to come of ours show all."""
         native = self._native()
-        servers = [self._fleet.serve(Arm(name, native.policy)) for name in self._fleet.arms or (native.name,)]
-        if any(served.ranks is None and served.config is None for served in servers):
-            return Readback.NONE
-        return Readback.CONFIG if any(served.ranks is None for served in servers) else Readback.LIVE
+        arms = [Arm(name, native.policy) for name in self._fleet.arms or (native.name,)]
+        # Servers of ours that are still to come show as much as this one.
+        readback = least_readback(self._fleet.serve(arm) for arm in arms)
+        return describe_engine(served, self._fleet, readback, mixed_backends=self._mixed_backends)
 
 
 class VllmSession:

@@ -50,7 +50,7 @@ class Served:
     checked: set[str] = field(default_factory=set)
     """Arms that were read back on it."""
     probing: Probe | None = None
-    """What its extension rounds; None before it was told: somebody may have left it rounding."""
+    """What its extension rounds; None where that is not known: somebody may have left it rounding."""
 
     @property
     def block_size(self) -> int:
@@ -108,14 +108,14 @@ def interrogate(client: Client, *, needs_extension: bool) -> Served:
             root, longest = rest.get("root"), rest.get("max_model_len")
         case _:
             raise Refused(f"{client.url} lists no model", hint="is it an OpenAI-compatible server?")
-    observer: Observer | None = Observer(client)
+    extension = Observer(client)
     ranks, unseen = None, None
     try:
-        ranks = Observer(client).layers()
+        ranks = extension.layers()
     except Missing as missing:
         if needs_extension:
             raise
-        observer, unseen = None, missing.message
+        unseen = missing.message
     return Served(
         client=client,
         model=model,
@@ -125,8 +125,8 @@ def interrogate(client: Client, *, needs_extension: bool) -> Served:
         config=_cache_config(client),
         ranks=ranks,
         unseen=unseen,
-        observer=observer,
-        facts=_facts(client) if observer is not None else {},
+        observer=None if ranks is None else extension,
+        facts={} if ranks is None else _facts(client),
     )
 
 

@@ -46,7 +46,11 @@ def _pool(labels: Mapping[str, str]) -> Pool | None:
     if blocks is None or size is None or tokens is None or concurrency is None:
         return None
     memory = _said(labels, "kv_cache_memory_bytes")
-    return Pool(int(tokens), int(blocks), int(size), float(concurrency), None if memory is None else int(memory))
+    try:
+        return Pool(int(tokens), int(blocks), int(size), float(concurrency), None if memory is None else int(memory))
+    except ValueError:
+        # Another server's words under vLLM's name.
+        return None
 
 
 def _said(labels: Mapping[str, str], key: str) -> str | None:

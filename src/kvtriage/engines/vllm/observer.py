@@ -43,12 +43,11 @@ class LiveLayer(msgspec.Struct, frozen=True, kw_only=True):
     v_scale: tuple[float, ...]
     q_scale: tuple[float, ...]
     backend: str
-    sliding_window: int | tuple[int, ...] | None = None
     shares_with: int | None = None
-    total_kv_heads: int | None = None
     heads: tuple[int, ...] | None = None
     query_heads: tuple[int, ...] | None = None
     k_scale_float: float | None = None
+    """What kernels read that take one number for all heads."""
     v_scale_float: float | None = None
     quantizes_q: bool = False
     takes_quantized_q: bool = False

@@ -194,6 +194,12 @@ def _complaints(arm: Arm, spec: CacheSpec, ranks: Sequence[Sequence[LiveLayer]])
         for tensor, values in (("k", live.k_scale), ("v", live.v_scale), ("q", live.q_scale)):
             if not values or not all(math.isfinite(value) and value > 0 for value in values):
                 yield f"the live {tensor}_scale of layer {at} is {list(values)}"
+        for tensor, values, scalar in (
+            ("k", live.k_scale, live.k_scale_float),
+            ("v", live.v_scale, live.v_scale_float),
+        ):
+            if values and scalar is not None and not same_bits((max(values),), (scalar,)):
+                yield f"layer {at} has a {tensor}_scale of {max(values)}, and {scalar} for kernels that take one number"
         scaling = arm.policy.scaling
         calibrated = scaling in (Scaling.PER_TENSOR, Scaling.PER_HEAD)
         if calibrated and set(live.k_scale) == {1.0} and set(live.v_scale) == {1.0}:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvtriage.engines.base import Arm
@@ -22,10 +23,12 @@ __all__ = [
     "count_devices",
     "cpu_environment",
     "make_recipe",
+    "native_dtype_of",
     "probe_of",
     "read_command",
     "read_engine_args",
     "served_policy",
+    "with_length",
 ]
 
 DEFAULT_COMMAND = ("vllm", "serve")
@@ -37,6 +40,10 @@ _OURS = (
 _SECRET = ("--api-key", "--hf-token")
 """Arguments are seen by everybody on the machine, and stand in records and logs."""
 _PARALLEL = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp")
+_LENGTH = "--max-model-len"
+_NATIVE = {"float32": "auto", "float": "auto", "float16": "float16", "half": "float16"}
+"""`--dtype` of the model → what its unquantised cache is asked to be; BF16 otherwise. A float32 cache has no
+name of its own."""
 _LEAST_SEQUENCES = 64
 
 
@@ -96,15 +103,27 @@ def _flag(word: str) -> str:
     return name.replace("_", "-") if name.startswith("--") else name
 
 
+def _given(engine_args: Sequence[str], *names: str) -> Iterator[str]:
+    """What follows these flags, as the next word or behind an equals sign."""
+    for word, after in itertools.zip_longest(engine_args, engine_args[1:], fillvalue=""):
+        if _flag(word) in names:
+            _, equals, value = word.partition("=")
+            yield value if equals else after
+
+
 def count_devices(engine_args: Sequence[str]) -> int:
     """Tensor parallel times pipeline parallel times data parallel."""
-    count = 1
-    for word, after in itertools.zip_longest(engine_args, engine_args[1:], fillvalue=""):
-        _, equals, value = word.partition("=")
-        size = value if equals else after
-        if _flag(word) in _PARALLEL and size.isdigit():
-            count *= int(size)
-    return count
+    return math.prod(int(size) for size in _given(engine_args, *_PARALLEL) if size.isdigit())
+
+
+def native_dtype_of(engine_args: Sequence[str]) -> str:
+    """What an unquantised cache is asked to be stored in."""
+    return _NATIVE.get(next(_given(engine_args, "--dtype"), ""), "bfloat16")
+
+
+def with_length(engine_args: tuple[str, ...], tokens: int) -> tuple[str, ...]:
+    """A context of so many tokens, unless the user says how long: memory goes to the cache."""
+    return engine_args if any(_given(engine_args, _LENGTH)) else (*engine_args, _LENGTH, str(tokens))
 
 
 def cpu_environment(

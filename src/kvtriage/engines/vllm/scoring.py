@@ -20,7 +20,17 @@ from kvtriage.engines.base import Distribution, ScoreRequest, ScoreResponse
 from kvtriage.engines.vllm.failures import Refused, Unanswered
 from kvtriage.errors import NonFinite
 
-__all__ = ["KL_TOP_K", "TopK", "gather_top_k", "new_salt", "read_score", "score_body"]
+__all__ = [
+    "KL_TOP_K",
+    "TopK",
+    "gather_top_k",
+    "new_salt",
+    "no_logprobs",
+    "no_number",
+    "other_token",
+    "read_score",
+    "score_body",
+]
 
 KL_TOP_K = 20
 """Logprobs at each position: the most that a server gives away unless it was started with --max-logprobs."""
@@ -87,14 +97,32 @@ def read_score(request: ScoreRequest, answer: object) -> ScoreResponse:
         named, best = _named(positions[index], request.item_id)
         token = request.token_ids[index]
         if token not in named:
-            raise Refused(
-                f"the server scored another token than the {index}th of {request.item_id}",
-                hint="it has another tokenizer or changes prompts; it cannot be compared",
-            )
+            raise other_token(index, request.item_id)
         nll.append(-named[token])
         top1.append(best)
         rows.append(named)
     return ScoreResponse(nll=tuple(nll), top1=tuple(top1), distribution=gather_top_k(rows))
+
+
+def other_token(index: int, item_id: str) -> Refused:
+    """Of an answer about another text than was asked."""
+    return Refused(
+        f"the server scored another token than the {index}th of {item_id}",
+        hint="it has another tokenizer or changes prompts; it cannot be compared",
+    )
+
+
+def no_logprobs(item_id: str) -> Unanswered:
+    """Of a scored position about which nothing is said."""
+    return Unanswered(f"a scored position of {item_id} has no logprobs", hint="the server's log says more")
+
+
+def no_number(item_id: str) -> NonFinite:
+    """Of a log probability that is NaN or infinite."""
+    return NonFinite(
+        f"a log probability of {item_id} is not a number",
+        hint="NaN reached the logits: look at the scales of this arm and the server's log",
+    )
 
 
 def _prompt_logprobs(answer: object) -> Sequence[object]:
@@ -125,12 +153,9 @@ def _named(position: object, item_id: str) -> tuple[dict[int, float], int]:
                 named[int(word)] = float(log_prob)
                 places[int(word)] = entry.get("rank") or -log_prob
             case {"logprob": _}:
-                raise NonFinite(
-                    f"a log probability of {item_id} is not a number",
-                    hint="NaN reached the logits: look at the scales of this arm and the server's log",
-                )
+                raise no_number(item_id)
     if not named:
-        raise Unanswered(f"a scored position of {item_id} has no logprobs", hint="the server's log says more")
+        raise no_logprobs(item_id)
     return named, min(places, key=places.__getitem__)
 
 

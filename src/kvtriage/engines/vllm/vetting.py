@@ -6,13 +6,15 @@ other arms' servers; a smoke test; and whether it is the same model at all.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kvtriage.engines.base import Applied, Arm, Tokenizer
 from kvtriage.engines.vllm.dialect import VLLM
 from kvtriage.engines.vllm.fleet import Served
-from kvtriage.engines.vllm.observer import LiveLayer
+from kvtriage.engines.vllm.identity import UNKNOWN
+from kvtriage.engines.vllm.observer import LiveLayer, Observer
 from kvtriage.engines.vllm.readback import (
     applied_from_config,
     applied_from_layers,
@@ -25,9 +27,8 @@ from kvtriage.engines.vllm.smoke import SMOKE_TEXT, smoke_test
 from kvtriage.errors import EngineError, PolicyNotApplied
 from kvtriage.kvcache.spec import CacheSpec
 
-__all__ = ["UNKNOWN", "Vetting"]
+__all__ = ["Vetting"]
 
-UNKNOWN = "unknown"
 _SAME_MODEL_NATS = 1.0
 """Nats per token between two BF16 arms on the smoke text, beyond which they are no arms of one model."""
 _SAME_MODEL_FP8_NATS = 4.0
@@ -73,12 +74,9 @@ class Vetting:
             check_live(arm, self._spec, served.ranks)
         self._check_alike(arm, served)
         self._say(say_readback(arm, self._shown[arm.name]))
-        if served.observer is not None:
-            served.observer.watch(True)
         text = [*self._tokenizer.bos, *self._tokenizer.encode(SMOKE_TEXT)]
-        nll = smoke_test(served, self._spec, text, self._tokenizer.encode)
-        if served.observer is not None:
-            served.observer.watch(False)
+        with _watching(served.observer):
+            nll = smoke_test(served, self._spec, text, self._tokenizer.encode)
         if self._baseline_nll is None:
             self._baseline_nll = nll
             return
@@ -116,6 +114,22 @@ class Vetting:
             return applied_from_config(arm, self._spec, served.config, self._native_dtype())
         nothing: tuple[tuple[float, ...], ...] = ((),) * self._spec.num_layers
         return Applied((UNKNOWN,) * self._spec.num_layers, nothing, nothing, nothing)
+
+
+@contextlib.contextmanager
+def _watching(observer: Observer | None) -> Iterator[None]:
+    """NaN are counted within, where there is an extension to do it, and no longer whatever happens."""
+    if observer is None:
+        yield
+        return
+    observer.watch(True)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(EngineError):
+            observer.watch(False)
+        raise
+    observer.watch(False)
 
 
 def _what_it_runs_on(served: Served) -> dict[str, object]:

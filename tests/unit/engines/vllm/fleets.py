@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from kvtriage.engines.fake import FakeTokenizer
+from kvtriage.engines.vllm.attach import AttachedFleet
 from kvtriage.engines.vllm.client import Client
 from kvtriage.engines.vllm.engine import VllmEngine
 from kvtriage.engines.vllm.failures import ServerGone
@@ -21,7 +22,7 @@ from kvtriage.fp8.scales import ScaleSet
 from kvtriage.kvcache.spec import CacheSpec
 from tests.unit.engines.vllm.misbehaving_server import SCALES, Faults, Geometry, Player, playing, read_flags
 
-__all__ = ["Stable", "geometry_of"]
+__all__ = ["Stable", "attached", "geometry_of", "player"]
 
 
 def geometry_of(spec: CacheSpec) -> Geometry:
@@ -77,3 +78,24 @@ class Stable:
         options = ServerOptions(("vllm", "serve"))
         with LaunchedFleet(self.spec, model, options, how, self.checkpoint, self.open_server) as fleet:
             yield VllmEngine(self.spec, FakeTokenizer(), fleet, self.said.append, patience_s=(0.0, 0.0, 0.0))
+
+
+def player(spec: CacheSpec, folder: Path, dtype: str, **how: Any) -> Player:
+    """A server of the model 'tiny' that somebody started."""
+    return Player(str(folder / "tiny"), dtype, geometry=geometry_of(spec), **how)
+
+
+@contextlib.contextmanager
+def attached(
+    spec: CacheSpec,
+    *players: Player,
+    names: tuple[str, ...] = ("tiny",),
+    say: Callable[[str], None] = lambda line: None,
+    patience_s: tuple[float, ...] = (),
+    mixed_backends: bool = False,
+) -> Iterator[VllmEngine]:
+    """BF16's server, and that of FP8 at scale 1 where there are two."""
+    with contextlib.ExitStack() as stack:
+        urls = [stack.enter_context(playing(one)) for one in players]
+        fleet = stack.enter_context(AttachedFleet(dict(zip(("bf16", "fp8_unit"), urls, strict=False)), names, None))
+        yield VllmEngine(spec, FakeTokenizer(), fleet, say, patience_s, mixed_backends=mixed_backends)

@@ -131,8 +131,12 @@ class Player:
     headers: list[dict[str, str]] = field(default_factory=list)
     probes: dict[str, Any] = field(default_factory=dict)
     seen: dict[str, Any] = field(default_factory=dict)
+    watches: bool = False
     salts: set[str] = field(default_factory=set)
     running: int = 0
+    most_running: int = 0
+    came_s: list[float] = field(default_factory=list)
+    """When each completion was asked for (time.perf_counter)."""
     dead: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -183,7 +187,6 @@ class Player:
             "kv_cache_dtype": "fp8" if fp8 else "auto",
             "cache_dtype": "uint8" if fp8 else "bfloat16",
             "num_kv_heads": self.geometry.kv_heads,
-            "total_kv_heads": self.geometry.kv_heads,
             "heads": list(range(self.geometry.kv_heads)),
             "query_heads": list(range(self.geometry.heads)),
             "k_scale": own.get("k", [1.0]),
@@ -194,7 +197,6 @@ class Player:
             "per_head_scales": True,
             "quantizes_q": fp8 and self.quantizes_q,
             "takes_quantized_q": self.quantizes_q,
-            "sliding_window": self.geometry.windows[layer_idx],
             "shares_with": None,
             "unsupported": None,
         }
@@ -349,7 +351,7 @@ class _Handler(BaseHTTPRequestHandler):
             case "kvtriage_layers":
                 result = player.layers()
             case "kvtriage_watch":
-                pass
+                (player.watches,) = args
             case "kvtriage_nonfinite":
                 result = {str(i): player.faults.nonfinite for i in range(player.geometry.layers)}
             case "kvtriage_probe":
@@ -363,7 +365,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _complete(self, body: dict[str, Any]) -> None:
         player = self.player
         with player.lock:
+            player.came_s.append(time.perf_counter())
             player.running += 1
+            player.most_running = max(player.most_running, player.running)
             if player.seen and "off" not in player.seen:
                 player.seen["tokens"] += len(body["prompt"])
         try:

@@ -13,42 +13,22 @@ import msgspec
 import pytest
 
 from kvtriage.engines.base import Arm, Readback, ScoreRequest, ScoreResponse
-from kvtriage.engines.fake import FakeTokenizer
-from kvtriage.engines.vllm.attach import AttachedFleet, read_urls
-from kvtriage.engines.vllm.engine import VllmEngine
+from kvtriage.engines.vllm.attach import read_urls
 from kvtriage.engines.vllm.failures import Unanswered
 from kvtriage.errors import EngineError, PolicyNotApplied, StudyError
-from kvtriage.kvcache.policy import CachePolicy, Mantissa, Scaling
+from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling
 from kvtriage.records.case import Evidence, ScoreTrial, TimingTrial, Trial
 from kvtriage.stages.ablate import ablate
 from kvtriage.stages.arms import check_applied
 from kvtriage.stages.orders import Across, in_turn
-from tests.unit.engines.vllm.fleets import geometry_of
-from tests.unit.engines.vllm.misbehaving_server import Player, playing
+from tests.unit.engines.vllm.fleets import attached, player
+from tests.unit.engines.vllm.misbehaving_server import Player
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, silent
 
 SPEC = hybrid()
 COUNT = SPEC.num_layers
 BF16 = Arm("bf16", CachePolicy.native(COUNT))
 UNIT = Arm("fp8_unit", CachePolicy.fp8(COUNT, Scaling.UNIT))
-
-
-def player(folder: Path, dtype: str, **how: bool) -> Player:
-    return Player(str(folder / "tiny"), dtype, geometry=geometry_of(SPEC), **how)  # type: ignore[arg-type]
-
-
-@contextlib.contextmanager
-def attached(
-    *players: Player,
-    names: tuple[str, ...] = ("tiny",),
-    say: Callable[[str], None] = lambda line: None,
-    mixed_backends: bool = False,
-) -> Iterator[VllmEngine]:
-    with contextlib.ExitStack() as stack:
-        urls = [stack.enter_context(playing(p)) for p in players]
-        fleet = AttachedFleet(dict(zip(("bf16", "fp8_unit"), urls, strict=False)), names, None)
-        stack.enter_context(fleet)
-        yield VllmEngine(SPEC, FakeTokenizer(), fleet, say, patience_s=(), mixed_backends=mixed_backends)
 
 
 def test_urls_are_given_by_arm() -> None:
@@ -70,7 +50,7 @@ def test_what_cannot_be_meant_is_refused(words: list[str], says: str) -> None:
 
 
 def test_arms_are_measured_where_they_run(tmp_path: Path) -> None:
-    with attached(player(tmp_path, "bfloat16"), player(tmp_path, "fp8")) as engine:
+    with attached(SPEC, player(SPEC, tmp_path, "bfloat16"), player(SPEC, tmp_path, "fp8")) as engine:
         info = engine.info()
         assert info.arms == frozenset({"bf16", "fp8_unit"})
         assert info.readback is Readback.LIVE
@@ -86,8 +66,11 @@ def test_arms_are_measured_where_they_run(tmp_path: Path) -> None:
 def test_a_backend_that_takes_q_in_fp8_is_told_by_the_baseline_and_held_to_it(
     tmp_path: Path, native: bool, stored: bool
 ) -> None:
-    players = (player(tmp_path, "bfloat16", quantizes_q=native), player(tmp_path, "fp8", quantizes_q=stored))
-    with attached(*players) as engine, engine.open(UNIT) as session:
+    players = (
+        player(SPEC, tmp_path, "bfloat16", quantizes_q=native),
+        player(SPEC, tmp_path, "fp8", quantizes_q=stored),
+    )
+    with attached(SPEC, *players) as engine, engine.open(UNIT) as session:
         info = engine.info()
         assert info.numerics == ("attention" if native else "storage")
         differs = pytest.raises(PolicyNotApplied, match="has Q scales")
@@ -99,8 +82,8 @@ def test_a_backend_that_takes_q_in_fp8_is_told_by_the_baseline_and_held_to_it(
 def test_a_server_without_the_extension_is_measured_and_said_to_be(
     tmp_path: Path, metrics: bool, readback: Readback
 ) -> None:
-    players = [player(tmp_path, dtype, extension=False, metrics=metrics) for dtype in ("bfloat16", "fp8")]
-    with attached(*players) as engine:
+    players = [player(SPEC, tmp_path, dtype, extension=False, metrics=metrics) for dtype in ("bfloat16", "fp8")]
+    with attached(SPEC, *players) as engine:
         assert engine.info().readback is readback
         with engine.open(UNIT) as session:
             assert session.score(ScoreRequest("x", tuple(range(20)), 10)).nll
@@ -109,9 +92,12 @@ def test_a_server_without_the_extension_is_measured_and_said_to_be(
 
 
 def test_an_extension_that_fails_is_not_taken_for_none(tmp_path: Path) -> None:
-    broken = player(tmp_path, "bfloat16")
+    broken = player(SPEC, tmp_path, "bfloat16")
     broken.faults.status = {"/collective_rpc": [500] * 9}
-    with attached(broken) as engine, pytest.raises(Unanswered, match=r"extension failed at kvtriage_layers: .*planted"):
+    with (
+        attached(SPEC, broken) as engine,
+        pytest.raises(Unanswered, match=r"extension failed at kvtriage_layers: .*planted"),
+    ):
         engine.info()
 
 
@@ -126,7 +112,7 @@ def test_an_extension_that_fails_is_not_taken_for_none(tmp_path: Path) -> None:
 )
 def test_what_a_server_lacks_is_said(tmp_path: Path, lacks: dict[str, bool], says: str) -> None:
     said: list[str] = []
-    with attached(player(tmp_path, "bfloat16", **lacks), say=said.append) as engine, engine.open(BF16):
+    with attached(SPEC, player(SPEC, tmp_path, "bfloat16", **lacks), say=said.append) as engine, engine.open(BF16):
         assert any(says in line for line in said)
 
 
@@ -137,7 +123,10 @@ def test_an_automatic_cache_that_cannot_be_looked_at_is_warned_of(
     tmp_path: Path, dtype: str, extension: bool, warned: int
 ) -> None:
     said: list[str] = []
-    with attached(player(tmp_path, dtype, extension=extension), say=said.append) as engine, engine.open(BF16):
+    with (
+        attached(SPEC, player(SPEC, tmp_path, dtype, extension=extension), say=said.append) as engine,
+        engine.open(BF16),
+    ):
         assert sum("its cache dtype is auto" in line for line in said) == warned
 
 
@@ -145,9 +134,9 @@ def ablated(folder: Path, across: Across, *, metrics: bool = True) -> tuple[list
     """One study over two servers of the user's."""
     case = FakeCase(study=msgspec.structs.replace(STUDY, items_per_bucket=2, latency_contexts=(32,)))
     scales, sensitivities = case.calibrate(), case.diagnose()
-    players = [player(folder, dtype, extension=False, metrics=metrics) for dtype in ("bfloat16", "fp8")]
+    players = [player(SPEC, folder, dtype, extension=False, metrics=metrics) for dtype in ("bfloat16", "fp8")]
     trials: list[Trial] = []
-    with attached(*players) as engine:
+    with attached(SPEC, *players) as engine:
         evidence = ablate(
             case.plan,
             scales,
@@ -195,100 +184,35 @@ def test_anything_compatible_is_an_arm_and_the_conditions_say_what_was_not_seen(
 
 
 def test_another_model_behind_the_url_is_refused(tmp_path: Path) -> None:
-    with attached(player(tmp_path, "bfloat16"), names=("other",)) as engine, pytest.raises(StudyError, match="serves"):
+    with (
+        attached(SPEC, player(SPEC, tmp_path, "bfloat16"), names=("other",)) as engine,
+        pytest.raises(StudyError, match="serves"),
+    ):
         engine.info()
 
 
-@pytest.mark.parametrize("arm", [BF16, UNIT], ids=["bf16", "fp8"])
-def test_another_model_of_the_same_name_is_found_by_what_it_says(tmp_path: Path, arm: Arm) -> None:
-    right, wrong = player(tmp_path, "bfloat16"), player(tmp_path, "fp8")
-    wrong.sharpness = 20.0
-    if arm is BF16:
-        wrong.cache_dtype = "bfloat16"
-        arm = Arm("fp8_unit", BF16.policy)
-    with (
-        attached(right, wrong) as engine,
-        pytest.raises(EngineError, match=r"'fp8_unit' is \d+\.\d nats per token away from BF16"),
-        engine.open(BF16),
-        engine.open(arm),
-    ):
-        pass
+def test_somebodys_server_rounds_nothing_after_an_interrupted_probe(tmp_path: Path) -> None:
+    one = player(SPEC, tmp_path, "bfloat16")
+    probe = Arm("one layer", CachePolicy.only(COUNT, (2,), Fp8(Scaling.UNIT)))
 
+    def interrupt(done: int, total: int) -> None:
+        if one.probes:
+            raise KeyboardInterrupt
 
-def test_what_an_earlier_run_left_on_is_switched_off(tmp_path: Path) -> None:
-    """A run that was killed while it observed or probed somebody's server."""
-    left = player(tmp_path, "bfloat16")
-    left.probes = {"0": {"format": "fp8", "heads": None, "k": [1.0], "v": [1.0]}}
-    left.observe(True, [0], [])
-    with attached(left) as engine, engine.open(BF16):
-        assert left.probes == {}
-        assert "off" in left.seen
-
-
-def test_a_server_that_comes_back_as_another_is_refused(tmp_path: Path) -> None:
-    native, stored = player(tmp_path, "bfloat16"), player(tmp_path, "fp8")
-    request = ScoreRequest("x", tuple(range(20)), 10)
-    with attached(native, stored) as engine, engine.open(UNIT) as session:
-        assert session.score(request).nll
-        stored.skip = ("sliding_window",)
-        engine._fleet.restart(UNIT)
-        with pytest.raises(PolicyNotApplied, match="'fp8_unit': its server came back with another cache"):
-            session.score(request)
-        stored.skip = ()
-        engine._fleet.restart(UNIT)
-        stored.extension = False
-        with pytest.raises(PolicyNotApplied, match="'fp8_unit': its server came back"):
-            session.score(request)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"version": "0.31.0"}, r"has version 0\.31\.0, and that of another arm 0\.32\.0"),
-        ({"gpus": "GPU 0: NVIDIA L4"}, "has gpus NVIDIA L4, and that of another arm NVIDIA H200"),
-        ({"gpus": "GPU 0: NVIDIA H200"}, None),
-    ],
-)
-def test_arms_are_compared_on_equal_servers(tmp_path: Path, change: dict[str, str], says: str | None) -> None:
-    native, stored = player(tmp_path, "bfloat16"), player(tmp_path, "fp8")
-    native.gpus = stored.gpus = "GPU 0: NVIDIA H200\nGPU 1: NVIDIA H200"
-    for name, value in change.items():
-        setattr(stored, name, value)
-    refused = contextlib.nullcontext() if says is None else pytest.raises(EngineError, match=says)
-    with attached(native, stored) as engine, engine.open(BF16), refused, engine.open(UNIT):
-        pass
-
-
-def test_backends_are_compared_where_both_can_be_seen(tmp_path: Path) -> None:
-    native, stored = player(tmp_path, "bfloat16", extension=False), player(tmp_path, "fp8")
-    with attached(native, stored) as engine, engine.open(UNIT) as session:
-        assert (engine.info().backend, session.applied().backend) == ("unknown", "FAKE_ATTN")
-        check_applied(UNIT, session.applied(), engine.info(), SPEC)
-
-
-@pytest.mark.parametrize("allowed", [False, True])
-def test_arms_on_other_attention_backends_are_compared_only_where_the_user_says_so(
-    tmp_path: Path, allowed: bool
-) -> None:
-    native, stored = player(tmp_path, "bfloat16"), player(tmp_path, "fp8", quantizes_q=True)
-    stored.backend = "FLASH_ATTN, FA3"
-    refused = (
-        contextlib.nullcontext() if allowed else pytest.raises(PolicyNotApplied, match=r"on the .*, FA3, and BF16")
-    )
-    with attached(native, stored, mixed_backends=allowed) as engine, engine.open(UNIT) as session:
-        info, applied = engine.info(), session.applied()
-        assert (info.mixed_backends, info.backend, info.numerics) == (allowed, "FAKE_ATTN", "storage")
-        assert (applied.backend, applied.numerics) == ("FLASH_ATTN, FA3", "attention")
-        with refused:
-            check_applied(UNIT, applied, info, SPEC)
+    requests = [ScoreRequest(f"x{i}", tuple(range(20)), 10) for i in range(2)]
+    with pytest.raises(KeyboardInterrupt), attached(SPEC, one) as engine:
+        engine.probe(requests, [probe], interrupt)
+    assert one.probes == {}
+    rpc = [body["args"] for body in one.bodies if body.get("method") == "kvtriage_probe"]
+    assert [bool(args[0]) for args in rpc] == [False, True, False]
 
 
 def test_a_repeat_on_somebody_elses_server_is_read_in_the_company_of_others(tmp_path: Path) -> None:
     """Its steps cannot be set: alone and at once it would be BF16 to the bit, and the noise floor zero."""
-    one = player(tmp_path, "bfloat16")
+    one = player(SPEC, tmp_path, "bfloat16")
     request = ScoreRequest("x", tuple(range(20)), 10)
     repeat = dataclasses.replace(BF16, name="bf16_repeat", prefill_chunk=192)
-    with attached(one) as engine:
+    with attached(SPEC, one) as engine:
         assert engine.info().repeat == "batches"
         scored = []
         for arm in (BF16, repeat):
@@ -305,7 +229,7 @@ def test_a_repeat_on_somebody_elses_server_is_read_in_the_company_of_others(tmp_
 
 def test_a_server_of_another_arm_is_refused(tmp_path: Path) -> None:
     with (
-        attached(player(tmp_path, "bfloat16"), player(tmp_path, "bfloat16")) as engine,
+        attached(SPEC, player(SPEC, tmp_path, "bfloat16"), player(SPEC, tmp_path, "bfloat16")) as engine,
         pytest.raises(PolicyNotApplied, match="'fp8_unit'"),
         engine.open(UNIT),
     ):
@@ -314,5 +238,5 @@ def test_a_server_of_another_arm_is_refused(tmp_path: Path) -> None:
 
 def test_an_arm_without_a_server_is_said(tmp_path: Path) -> None:
     bound = Arm("bound", CachePolicy.uniform(COUNT, Mantissa()))
-    with attached(player(tmp_path, "bfloat16")) as engine, pytest.raises(EngineError), engine.open(bound):
+    with attached(SPEC, player(SPEC, tmp_path, "bfloat16")) as engine, pytest.raises(EngineError), engine.open(bound):
         pass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
@@ -11,11 +9,8 @@ import msgspec
 import pytest
 
 from kvtriage.engines.base import Arm, ScoreRequest, Scoring
-from kvtriage.engines.fake import FakeTokenizer
-from kvtriage.engines.vllm.attach import AttachedFleet
 from kvtriage.engines.vllm.client import Client
 from kvtriage.engines.vllm.dialect import VLLM, Dialect, learn_dialect
-from kvtriage.engines.vllm.engine import VllmEngine
 from kvtriage.engines.vllm.failures import Refused
 from kvtriage.errors import EngineError
 from kvtriage.kvcache.policy import CachePolicy, Scaling
@@ -23,7 +18,7 @@ from kvtriage.records.case import Evidence, ScoreTrial, TimingTrial, Trial
 from kvtriage.stages.ablate import ablate
 from kvtriage.stages.decide import decide
 from kvtriage.stages.wording import format_share
-from tests.unit.engines.vllm.fleets import geometry_of
+from tests.unit.engines.vllm.fleets import attached, player
 from tests.unit.engines.vllm.misbehaving_server import Faults, Player, playing
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, silent
 
@@ -36,27 +31,10 @@ OPENAI = ("prompt_logprobs", *sorted(EXTRAS))
 """What a server refuses that takes OpenAI's fields and no others."""
 
 
-def player(folder: Path, dtype: str, scoring: str, *, strict: bool = False, speaks_ids: bool = True) -> Player:
-    refuses = OPENAI if strict else ()
-    geometry = geometry_of(SPEC)
-    return Player(
-        str(folder / "tiny"),
-        dtype,
-        geometry=geometry,
-        extension=False,
-        metrics=False,
-        scoring=scoring,
-        refuses=refuses,
-        speaks_ids=speaks_ids,
-    )
-
-
-@contextlib.contextmanager
-def attached(*players: Player, said: list[str] | None = None) -> Iterator[VllmEngine]:
-    with contextlib.ExitStack() as stack:
-        urls = [stack.enter_context(playing(one)) for one in players]
-        fleet = stack.enter_context(AttachedFleet(dict(zip(("bf16", "fp8_unit"), urls, strict=True)), ("tiny",), None))
-        yield VllmEngine(SPEC, FakeTokenizer(), fleet, (said if said is not None else []).append, patience_s=(0.0,))
+def plain(folder: Path, dtype: str, scoring: str, *, strict: bool = False, speaks_ids: bool = True) -> Player:
+    """A server that has nothing of vLLM's but the API."""
+    how = {"extension": False, "metrics": False, "refuses": OPENAI if strict else (), "speaks_ids": speaks_ids}
+    return player(SPEC, folder, dtype, scoring=scoring, **how)
 
 
 @pytest.mark.parametrize(
@@ -71,19 +49,19 @@ def attached(*players: Player, said: list[str] | None = None) -> Iterator[VllmEn
     ],
 )
 def test_the_best_that_a_server_can_do_is_found(tmp_path: Path, scoring: str, strict: bool, found: Dialect) -> None:
-    with playing(player(tmp_path, "bfloat16", scoring, strict=strict)) as url, Client(url) as client:
+    with playing(plain(tmp_path, "bfloat16", scoring, strict=strict)) as url, Client(url) as client:
         assert learn_dialect(client, "tiny") == found
 
 
 def test_a_server_that_takes_five_logprobs_is_asked_for_five(tmp_path: Path) -> None:
-    modest = player(tmp_path, "bfloat16", "echo")
+    modest = plain(tmp_path, "bfloat16", "echo")
     modest.most_logprobs = 5
     with playing(modest) as url, Client(url) as client:
         assert learn_dialect(client, "tiny") == Dialect(Scoring.ECHO, 5, EXTRAS)
 
 
 def test_a_server_that_answers_nothing_at_all_is_refused(tmp_path: Path) -> None:
-    locked = player(tmp_path, "bfloat16", "echo")
+    locked = plain(tmp_path, "bfloat16", "echo")
     locked.token = "secret"
     with playing(locked) as url, Client(url) as client, pytest.raises(Refused, match="answered 401"):
         learn_dialect(client, "tiny")
@@ -92,7 +70,7 @@ def test_a_server_that_answers_nothing_at_all_is_refused(tmp_path: Path) -> None
 def test_an_echo_and_prompt_logprobs_are_the_same_scores(tmp_path: Path) -> None:
     scores = []
     for scoring in ("prompt_logprobs", "echo"):
-        with attached(*(player(tmp_path, dtype, scoring) for dtype in ("bfloat16", "fp8"))) as engine:
+        with attached(SPEC, *(plain(tmp_path, dtype, scoring) for dtype in ("bfloat16", "fp8"))) as engine:
             with engine.open(BF16) as one, engine.open(UNIT) as other:
                 native, stored = one.score(REQUEST), other.score(REQUEST)
             assert engine.info().scoring == scoring
@@ -104,7 +82,7 @@ def test_an_echo_and_prompt_logprobs_are_the_same_scores(tmp_path: Path) -> None
 def test_by_text_likelihoods_are_the_same_and_the_divergence_is_no_larger(tmp_path: Path) -> None:
     found = {}
     for scoring in ("echo", "echo_text"):
-        with attached(*(player(tmp_path, dtype, scoring) for dtype in ("bfloat16", "fp8"))) as engine:
+        with attached(SPEC, *(plain(tmp_path, dtype, scoring) for dtype in ("bfloat16", "fp8"))) as engine:
             with engine.open(BF16) as one, engine.open(UNIT) as other:
                 native, stored = one.score(REQUEST), other.score(REQUEST)
             found[scoring] = (stored.nll, stored.distribution.kl_from(native.distribution))
@@ -113,16 +91,24 @@ def test_by_text_likelihoods_are_the_same_and_the_divergence_is_no_larger(tmp_pa
 
 
 def test_an_echo_that_is_short_is_asked_for_again(tmp_path: Path) -> None:
-    native = player(tmp_path, "bfloat16", "echo")
-    with attached(native, player(tmp_path, "fp8", "echo")) as engine, engine.open(BF16) as session:
+    native = plain(tmp_path, "bfloat16", "echo")
+    with (
+        attached(SPEC, native, plain(tmp_path, "fp8", "echo"), patience_s=(0.0,)) as engine,
+        engine.open(BF16) as session,
+    ):
         native.faults = Faults(short_scores=1)
         assert len(session.score(REQUEST).nll) == 10
 
 
 def test_arms_that_are_scored_in_different_ways_are_not_compared(tmp_path: Path) -> None:
-    servers = player(tmp_path, "bfloat16", "prompt_logprobs"), player(tmp_path, "fp8", "echo")
+    servers = plain(tmp_path, "bfloat16", "prompt_logprobs"), plain(tmp_path, "fp8", "echo")
     says = r"arm 'fp8_unit' has likelihoods by echo, and that of another arm prompt_logprobs"
-    with attached(*servers) as engine, engine.open(BF16), pytest.raises(EngineError, match=says), engine.open(UNIT):
+    with (
+        attached(SPEC, *servers) as engine,
+        engine.open(BF16),
+        pytest.raises(EngineError, match=says),
+        engine.open(UNIT),
+    ):
         pass
 
 
@@ -130,8 +116,8 @@ def studied(folder: Path, scoring: str, *, strict: bool, speaks_ids: bool) -> tu
     case = FakeCase(study=msgspec.structs.replace(STUDY, items_per_bucket=2, latency_contexts=(32,)))
     scales, sensitivities = case.calibrate(), case.diagnose()
     trials: list[Trial] = []
-    servers = [player(folder, d, scoring, strict=strict, speaks_ids=speaks_ids) for d in ("bfloat16", "fp8")]
-    with attached(*servers) as engine:
+    servers = [plain(folder, d, scoring, strict=strict, speaks_ids=speaks_ids) for d in ("bfloat16", "fp8")]
+    with attached(SPEC, *servers) as engine:
         evidence = ablate(
             case.plan, scales, sensitivities, case.items, case.split, engine, [], trials.append, silent, {}
         )
@@ -177,8 +163,8 @@ def test_a_server_without_likelihoods_is_measured_by_what_it_generates_and_not_j
 
 def test_how_each_server_is_scored_is_said(tmp_path: Path) -> None:
     said: list[str] = []
-    servers = [player(tmp_path, dtype, "echo", strict=True) for dtype in ("bfloat16", "fp8")]
-    with attached(*servers, said=said) as engine, engine.open(BF16), engine.open(UNIT):
+    servers = [plain(tmp_path, dtype, "echo", strict=True) for dtype in ("bfloat16", "fp8")]
+    with attached(SPEC, *servers, say=said.append) as engine, engine.open(BF16), engine.open(UNIT):
         pass
     for arm in ("bf16", "fp8_unit"):
         (line,) = [line for line in said if line.startswith(f"server {arm}: scored")]

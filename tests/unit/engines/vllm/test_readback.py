@@ -145,6 +145,8 @@ def test_query_scales_are_read_where_queries_are_quantised() -> None:
         ({"k_scale": (0.1, 0.2, 0.0, 0.4)}, "the live k_scale of layer 0"),
         ({"v_scale": (0.1, 0.2, math.nan, 0.4)}, "the live v_scale of layer 0"),
         ({"q_scale": ()}, "the live q_scale of layer 0"),
+        ({"k_scale_float": 1.0}, "layer 0 has a k_scale of 0.4, and 1.0 for kernels that take one number"),
+        ({"v_scale_float": 0.8000001}, "layer 0 has a v_scale of 0.8, and 0.8000001 for"),
         ({"cache_dtype": "bfloat16"}, "layer 0 says fp8 and its cache is bfloat16"),
         ({"per_head_scales": False}, "layer 0 holds scales per head, and its backend fake.Backend reads a single one"),
         ({"shares_with": 1, "k_scale": (0.9, 0.9, 0.9, 0.8)}, "layer 0 reads the cache of layer 1"),

@@ -28,6 +28,9 @@ def test_what_is_not_known_yet_is_none() -> None:
     assert found is not None
     assert found.pool is None
     assert found.skip_layers == ()
+    other = read_cache_config(METRICS.replace('"728"', '"many"'))
+    assert other is not None
+    assert other.pool is None
     memory = read_cache_config(METRICS.replace('"1073741824"', '"None"'))
     assert memory is not None
     assert memory.pool is not None

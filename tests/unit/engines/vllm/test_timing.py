@@ -86,10 +86,14 @@ def bodies(count: int, tokens: int = 3) -> list[dict[str, object]]:
 
 
 def test_a_closed_loop_keeps_its_concurrency(tmp_path: Path) -> None:
-    player = Player(str(tmp_path), step_s=0.01)
+    player = Player(str(tmp_path), step_s=0.03)
     with playing(player) as url, Client(url) as client:
         streams = closed_loop(client, bodies(6), 2)
     assert [len(stream.token_ids) for stream in streams] == [3] * 6
+    assert player.most_running > 1
+    first, _, third, _, fifth, _ = player.came_s
+    assert third >= first + 3 * player.step_s
+    assert fifth >= first + 6 * player.step_s
     assert {body["cache_salt"] for body in player.bodies} == {str(i) for i in range(6)}
 
 
@@ -104,12 +108,14 @@ def test_merged_tokens_are_recognised_over_the_wire(tmp_path: Path) -> None:
 
 
 def test_an_open_loop_starts_each_stream_when_it_is_due_and_times_it_from_then(tmp_path: Path) -> None:
-    with playing(Player(str(tmp_path))) as url, Client(url) as client:
+    player, due_s = Player(str(tmp_path)), (0.0, 0.1, 0.2)
+    with playing(player) as url, Client(url) as client:
         started = time.perf_counter()
-        streams = open_loop(client, bodies(3), (0.0, 0.1, 0.2))
+        streams = open_loop(client, bodies(3), due_s)
         took = time.perf_counter() - started
-    assert took >= 0.2
-    assert all(stream.ttft_s > 0 for stream in streams)
+    for came_s, due, stream in zip(player.came_s, due_s, streams, strict=True):
+        assert came_s >= started + due
+        assert 0 < stream.ttft_s < took - due
 
 
 def test_256_streams_at_once_all_arrive(tmp_path: Path) -> None:

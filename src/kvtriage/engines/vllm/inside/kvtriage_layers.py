@@ -73,9 +73,7 @@ def describe(place: Place) -> dict[str, Any]:
         "layer_idx": place.layer_idx,
         "kv_cache_dtype": str(layer.kv_cache_dtype),
         "cache_dtype": _cache_dtype(layer.kv_cache),
-        "cache_shape": list(getattr(layer.kv_cache, "shape", ())),
         "num_kv_heads": len(place.kv_heads),
-        "total_kv_heads": place.total_kv_heads,
         "heads": list(place.kv_heads),
         "query_heads": list(place.query_heads),
         "k_scale": _numbers(layer, "_k_scale"),
@@ -88,7 +86,6 @@ def describe(place: Place) -> dict[str, Any]:
         "backend": path,
         "backend_name": _backend_name(layer, path),
         "per_head_scales": bool(backend.supports_per_head_quant_scales()),
-        "sliding_window": getattr(layer, "sliding_window", None),
         "shares_with": place.shares_with,
         "unsupported": place.unsupported,
     }

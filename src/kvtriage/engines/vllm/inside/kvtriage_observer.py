@@ -4,7 +4,7 @@ vLLM adds the methods of `Observer` to its worker class, on every rank; POST /co
 them (VLLM_SERVER_DEV_MODE=1) and gives one reply per rank: plain lists and numbers.
 
     kvtriage_layers()                          what acts on each layer's data: dtypes, scales, backend
-    kvtriage_watch(on)                         count NaN and infinity as they pass; on from the first call
+    kvtriage_watch(on)                         count NaN and infinity as they pass; off until it is asked for
     kvtriage_nonfinite()                       how many passed, by layer
     kvtriage_observe(on, edges, candidates)    gather ranges of Q, K and V from here on
     kvtriage_ranges()                          what was gathered
@@ -113,7 +113,7 @@ class Hook:
     def __init__(self, place: Place, positions: Callable[[], Tensor]) -> None:
         """positions: those of the tokens of the step that runs, [at least T]."""
         self.place = place
-        self.is_watching = True
+        self.is_watching = False
         self.is_observing = False
         self.rounding: Rounding | None = None
         self._positions = positions

@@ -147,10 +147,14 @@ def test_a_probe_that_cannot_be_made_leaves_the_last_one() -> None:
 
 
 def test_nan_is_counted_by_layer_while_watching() -> None:
+    """A server that was asked for its layers and no more is not slowed down."""
     worker = Worker()
     worker.kvtriage_layers()
     q, k, v = qkv(3)
     k[0, 0, :2] = float("inf")
+    worker.step(1, q, k, v)
+    assert worker.kvtriage_nonfinite() == {"0": 0, "1": 0}
+    worker.kvtriage_watch(True)
     worker.step(1, q, k, v)
     assert worker.kvtriage_nonfinite() == {"0": 0, "1": 2}
     worker.kvtriage_watch(False)

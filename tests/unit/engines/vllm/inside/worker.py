@@ -45,7 +45,6 @@ class Attention(nn.Module):
     _k_scale: Tensor
     attn_backend = Backend
     attn_type = "decoder"
-    sliding_window = None
     _k_scale_float = _v_scale_float = 1.0
 
     def __init__(self, queries: int, heads: int, target: str | None = None) -> None:
