@@ -10,14 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvtriage.cli.case import CHECKPOINT, CHECKPOINT_PER_TENSOR
+from kvtriage.cli.case import CHECKPOINTS
 from kvtriage.cli.job import Wiring, embedded
 from kvtriage.cli.options import Machine, Servers
 from kvtriage.cli.terminal import say
 from kvtriage.engines.base import Engine, Tokenizer
 from kvtriage.errors import CaseError, EngineError, StudyError
 from kvtriage.fp8.scales import ScaleSet
-from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.study import Study
 
@@ -30,7 +29,6 @@ _LENGTH_STEP = 256
 _NATIVE = {"float32": "auto", "float": "auto", "float16": "float16", "half": "float16"}
 """`--dtype` of the model → what its unquantised cache is asked to be; BF16 otherwise. A float32 cache has no
 name of its own."""
-_OVERLAYS = {Scaling.PER_HEAD: CHECKPOINT, Scaling.PER_TENSOR: CHECKPOINT_PER_TENSOR}
 
 
 def choose_wiring(
@@ -66,7 +64,7 @@ def _vllm(servers: Servers, machine: Machine, case: Path | None, study: Study) -
 
     def fleet(folder: Path, spec: CacheSpec) -> contextlib.AbstractContextManager[Fleet]:
         if urls:
-            names = (folder.name, CHECKPOINT, CHECKPOINT_PER_TENSOR)
+            names = (folder.name, *CHECKPOINTS.values())
             return AttachedFleet(urls, names, token_from_environment())
         native = native_dtype_of(words)
         environment = cpu_environment(words, native, os.environ, *cores_and_nodes())
@@ -99,7 +97,7 @@ def _refuse_device(name: str) -> object:
 
 def _overlay(case: Path | None, scales: ScaleSet) -> Path:
     """The checkpoint of the case that holds these scales. Raises CaseError."""
-    name = _OVERLAYS.get(scales.scaling)
+    name = CHECKPOINTS.get(scales.scaling)
     if case is None or name is None or not (case / name).is_dir():
         raise CaseError(
             f"there is no checkpoint with {scales.scaling} scales to serve",

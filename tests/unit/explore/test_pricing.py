@@ -84,6 +84,21 @@ def test_a_refusal_is_said_and_the_rest_stays() -> None:
     assert [column.tokens for column in odd.columns] == ["refused"] * 3
 
 
+def test_a_set_that_needs_a_flag_is_told_which() -> None:
+    """A full layer in BF16 beside sliding ones in FP8."""
+    refused = answer(GPT_OSS, ask(GPT_OSS, skip="1")).said[0]
+    assert refused.severity == "refused"
+    assert "it would with --disable-hybrid-kv-cache-manager" in refused.hint
+    assert "it would with" not in answer(GPT_OSS, ask(GPT_OSS, memory="1048576")).said[0].hint
+
+
+def test_with_one_kv_head_the_per_tensor_checkpoint_is_served() -> None:
+    models = {Scaling.PER_HEAD: "per-head", Scaling.PER_TENSOR: "per-tensor"}
+    one, many = replace(measured(gemma_like()), models=models), replace(GPT_OSS, models=models)
+    assert "vllm serve per-tensor " in answer(one, ask(one, scaling="per_head")).serve
+    assert "vllm serve per-head " in answer(many, ask(many, scaling="per_head")).serve
+
+
 def test_a_gpu_is_asked_what_it_can_do() -> None:
     subject = Subject("m", "m", GPT_OSS_20B, gpu=find_gpu("l4"))
     severities = {said.severity for said in answer(subject, ask(subject)).said}

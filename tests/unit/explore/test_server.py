@@ -99,6 +99,13 @@ def test_a_question_is_answered_and_nonsense_refused(server: ExplorerServer) -> 
         assert json.loads(body).keys() == {"error", "hint"}
 
 
+@pytest.mark.parametrize("path", ["http://[/", "/price?" + "&".join(f"k{number}=1" for number in range(17))])
+def test_what_is_no_address_is_refused_in_words(server: ExplorerServer, path: str) -> None:
+    status, _, body = ask(server, path)
+    assert status == 400
+    assert "nothing that the page asks" in json.loads(body)["error"]
+
+
 def test_a_model_alone_has_no_events(server: ExplorerServer) -> None:
     assert ask(server, "/events")[0] == 404
 
