@@ -309,6 +309,33 @@ def test_answers_found_have_wilsons_interval() -> None:
     assert drift.interval.low == pytest.approx(0.6097, abs=1e-4)
 
 
+def written(case: Case) -> Case:
+    """The texts continued by BF16, and answered by a server that gives no likelihoods."""
+    marks = {"nll": 2.0, "kl": 0.02, "top1_changed": 0.1, "first_divergence": 40.0}
+    spans = {"kl@32": 0.01, "alike@32": 1.0, "kl@128": 0.03, "alike@128": 0.0}
+    nothing = {"nll": None, "kl": None, "top1_changed": None}
+    texts = [trial for trial in case.trials if isinstance(trial, ScoreTrial) and trial.task == "text"]
+    more = [msgspec.structs.replace(t, task="generation", metrics={**marks, **spans}) for t in texts]
+    alike = [msgspec.structs.replace(t, metrics={**nothing, "agreed": 1.0 if "bf16" in t.arm else 0.75}) for t in texts]
+    others = [trial for trial in case.trials if trial not in texts]
+    return replace(case, trials=(*others, *more, *alike))
+
+
+def test_what_bf16_wrote_is_read_span_by_span_and_agreement_arm_by_arm() -> None:
+    figure = drawn("quality", written(smollm_like()))
+    titles = [panel.title for panel in figure.panels]
+    first, second = "KL along what BF16 wrote, tokens 1–32", "KL along what BF16 wrote, tokens 33–128"
+    agreed = "Generated as BF16 does, before the first other token"
+    assert titles[-3:] == [first, second, agreed]
+    cells = {(row[0], row[1], row[2]): row[3] for row in figure.table.cells}
+    assert cells[first, 256, "FP8 unit scale"] == pytest.approx(0.01)
+    assert cells[second, "all", "FP8 unit scale"] == pytest.approx(0.03)
+    assert (cells[agreed, 256, "BF16 repeated"], cells[agreed, 256, "FP8 unit scale"]) == (1.0, 0.75)
+    assert figure.facts[f"{first}, margin"] == 0.05
+    assert not any(agreed in name for name in figure.facts)
+    assert all(row[6] is None for row in figure.table.cells if row[0] == agreed)
+
+
 def test_report_and_verdict_read_the_same_drift() -> None:
     case = smollm_like()
     view = view_of(case)

@@ -48,7 +48,8 @@ def draw_repairable(view: CaseView) -> Figure | Absent:
         question=_QUESTION,
         answer=_answer(view, groups),
         note=f"Mean KL over {counted(len(view.sensitivities.probe_items), 'probe text')}. What lies beyond the best of "
-        "the other formats is range, and scales can win it back; what the best of them loses is mantissa, and only BF16 can.",
+        "the other formats is range, and scales can win it back; what the best of them loses is mantissa, and only "
+        "BF16 can.",
         panels=(Panel("Quantised together, all else in BF16", drawing),),
         table=Table.of(
             ("layers", "stored as", "KL", *(f"text {index + 1}" for index in range(_texts(view)))),
