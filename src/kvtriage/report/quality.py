@@ -43,7 +43,7 @@ class Metric:
         return self.measure.reference is not None
 
 
-_AGREED = Metric(AGREED, "Generated as BF16 does, before the first other token", "share of its tokens", share=True)
+_AGREED = Metric(AGREED, "Written as BF16 writes", "share of its tokens, to the first other", share=True)
 
 METRICS = (
     Metric(KL, "KL divergence from BF16", "nats per token"),

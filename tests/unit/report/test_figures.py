@@ -325,7 +325,7 @@ def test_what_bf16_wrote_is_read_span_by_span_and_agreement_arm_by_arm() -> None
     figure = drawn("quality", written(smollm_like()))
     titles = [panel.title for panel in figure.panels]
     first, second = "KL along what BF16 wrote, tokens 1–32", "KL along what BF16 wrote, tokens 33–128"
-    agreed = "Generated as BF16 does, before the first other token"
+    agreed = "Written as BF16 writes"
     assert titles[-3:] == [first, second, agreed]
     cells = {(row[0], row[1], row[2]): row[3] for row in figure.table.cells}
     assert cells[first, 256, "FP8 unit scale"] == pytest.approx(0.01)
