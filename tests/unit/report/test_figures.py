@@ -20,7 +20,7 @@ from kvtriage.report.quality import METRICS, drift_of
 from kvtriage.report.tables import arm_rows, held_bytes, reason_groups
 from kvtriage.stages.quality import quality_clauses
 from kvtriage.units import format_tokens
-from tests.unit.report.cases import Case, deep, gemma_like, large, smollm_like, view_of, without_arms
+from tests.unit.report.cases import Case, deep, gemma_like, large, smollm_like, view_of, without_arms, written_by_bf16
 
 
 def drawn(name: str, case: Case) -> Figure:
@@ -309,20 +309,8 @@ def test_answers_found_have_wilsons_interval() -> None:
     assert drift.interval.low == pytest.approx(0.6097, abs=1e-4)
 
 
-def written(case: Case) -> Case:
-    """The texts continued by BF16, and answered by a server that gives no likelihoods."""
-    marks = {"nll": 2.0, "kl": 0.02, "top1_changed": 0.1, "first_divergence": 40.0}
-    spans = {"kl@32": 0.01, "alike@32": 1.0, "kl@128": 0.03, "alike@128": 0.0}
-    nothing = {"nll": None, "kl": None, "top1_changed": None}
-    texts = [trial for trial in case.trials if isinstance(trial, ScoreTrial) and trial.task == "text"]
-    more = [msgspec.structs.replace(t, task="generation", metrics={**marks, **spans}) for t in texts]
-    alike = [msgspec.structs.replace(t, metrics={**nothing, "agreed": 1.0 if "bf16" in t.arm else 0.75}) for t in texts]
-    others = [trial for trial in case.trials if trial not in texts]
-    return replace(case, trials=(*others, *more, *alike))
-
-
 def test_what_bf16_wrote_is_read_span_by_span_and_agreement_arm_by_arm() -> None:
-    figure = drawn("quality", written(smollm_like()))
+    figure = drawn("quality", written_by_bf16(smollm_like()))
     titles = [panel.title for panel in figure.panels]
     first, second = "KL along what BF16 wrote, tokens 1–32", "KL along what BF16 wrote, tokens 33–128"
     agreed = "Written as BF16 writes"
