@@ -2,7 +2,7 @@
 
 import { byId, make, setText } from "./dom.js";
 
-const ROWS = [["held in decode", "held"], ["peak in prefill", "peak"], ["reserved for it", "reserved"], ["reported tokens", "tokens"], ["requests at once", "requests"]];
+const ROWS = [["held in decode", "held"], ["peak if steps overlap", "peak"], ["reserved for it", "reserved"], ["reported tokens", "tokens"], ["requests at once", "requests"]];
 
 export function showAnswer(answer, pinned) {
   showTiles(answer, pinned);
