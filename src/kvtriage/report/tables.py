@@ -26,6 +26,7 @@ __all__ = [
     "ReasonRow",
     "arm_rows",
     "conditions",
+    "format_price",
     "held_bytes",
     "price_table",
     "reason_groups",
@@ -95,7 +96,8 @@ def _arm_row(view: CaseView, arm: ArmRecord) -> ArmRow:
         chosen=arm.name == view.verdict.arm,
         words="; ".join(part for part in (arm.label, _skipped(arm), _note(view, arm)) if part and part != style.short),
         prices=tuple(
-            (_price(sheet.policy_bytes), f"{sheet.policy_bytes:,} B", times(sheet.ratio_vs_bf16)) for sheet in sheets
+            (format_price(sheet.policy_bytes), f"{sheet.policy_bytes:,} B", times(sheet.ratio_vs_bf16))
+            for sheet in sheets
         ),
         scale_bytes=f"{sheets[0].scale_bytes:,} B" if sheets and sheets[0].scale_bytes else "",
     )
@@ -111,7 +113,7 @@ def price_table(view: CaseView) -> Table:
     return Table.of(("arm", "context, tokens", "bytes", "times BF16's tokens", "scales, bytes"), rows)
 
 
-def _price(count: int) -> str:
+def format_price(count: int) -> str:
     """As `format_bytes`, but with a second decimal where one is not exact, halves rounded up.
 
     Half of 4.5 MiB then reads 2.25 MiB, and the ratio beside it can be seen to be right.
