@@ -29,7 +29,9 @@ def draw_anatomy(view: CaseView) -> Figure | Absent:
     """One group for each repair: predicted, probed on the same texts, and as the ablation measured it on others."""
     whole = {row.repair: row for row in view.sensitivities.repairs if row.layer_idx is None}
     if not whole:
-        return Absent(_QUESTION, "This engine shows no attention outputs, so nothing was predicted.")
+        return Absent(
+            _QUESTION, "Nothing was predicted for this case: that takes an engine that shows attention outputs."
+        )
     ablated = _ablated(view)
     groups, rows = [], []
     for repair, (name, css, arm) in _REPAIRS.items():
