@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvtriage.explore.server import Explored
-from tests.browser.explorer_page import Serve, Visit, alone, until
+from tests.browser.explorer_page import Serve, Visit, alone, kept, until
 from tests.unit.explore.subjects import append_trials, measured, watch_folder, write_case
 from tests.unit.report.cases import gemma_like, smollm_like
 
@@ -31,6 +31,9 @@ def test_a_study_is_followed_as_it_runs(visit: Visit, serve: Serve, tmp_path: Pa
     write_case(folder, case, "sensitivities")
     until(page, "() => document.getElementById('study-stage').textContent.startsWith('ablate')")
     page.wait_for_selector("#effects:not([hidden])")
+    page.click("#suspects")
+    assert kept(page) == list(case.sensitivities.suspects)
+    page.click("#undo")
     append_trials(folder, case, 0, len(case.trials) // 3)
     page.wait_for_selector("tr.arm-fp8_unit .band", state="attached")
     early = page.evaluate(

@@ -157,3 +157,18 @@ def test_whatever_else_is_a_condition_is_the_engines(field: str) -> None:
     conditions = msgspec.structs.replace(case.evidence.conditions, **{field: "another"})
     other = replace(case, evidence=msgspec.structs.replace(case.evidence, conditions=conditions))
     assert [found.what for found in differences(view_of(case), view_of(other))] == ["the engine"]
+
+
+def test_an_item_that_bf16_could_not_score_is_in_no_difference() -> None:
+    """As if it had not been asked; its NLL is not taken to be 0."""
+
+    def without_native_nll(case: Case) -> Case:
+        first = next(t for t in case.trials if isinstance(t, ScoreTrial) and (t.arm, t.task) == ("bf16", "text"))
+        unscored = msgspec.structs.replace(first, metrics={**first.metrics, "nll": None})
+        return replace(case, trials=tuple(unscored if trial is first else trial for trial in case.trials))
+
+    a, b = smollm_like(), other_rule(without_native_nll(smollm_like()))
+    rows = json.loads(render_comparison(view_of(a), view_of(b), ("one", "two")).beside)["figures"]["drift"]["rows"]
+    changes = [row[8] for row in rows if row[0] == "Increase of NLL"]
+    assert changes
+    assert all(change == pytest.approx(0.0, abs=1e-12) for change in changes)
