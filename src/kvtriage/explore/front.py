@@ -59,7 +59,7 @@ def build_front(subject: Subject, choice: Choice) -> Front:
     named = [NamedPolicy(name, policy_of(subject, skip, choice.scaling), skip) for skip, name in sets.items()]
     name, better = _DAMAGE if damage else _LAYERS
     try:
-        rows = sweep(subject.spec, named, engine_args(choice), (choice.context_len,), (choice.memory_bytes,))
+        rows = sweep(subject.spec, named, engine_args(subject, choice), (choice.context_len,), (choice.memory_bytes,))
     except UnsupportedModel:
         return Front(name, better, ())
     priced = [

@@ -22,9 +22,10 @@ def policy_of(subject: Subject, skip_layers: Iterable[int], scaling: Scaling) ->
     return CachePolicy.fp8(subject.spec.num_layers, scaling, skipped)
 
 
-def engine_args(choice: Choice) -> EngineArgs:
+def engine_args(subject: Subject, choice: Choice) -> EngineArgs:
     """The server's longest request is the one that is asked about."""
     return EngineArgs(
+        attention_backend=subject.backend,
         max_model_len=choice.context_len,
         max_num_batched_tokens=choice.max_num_batched_tokens,
         tensor_parallel_size=choice.tensor_parallel_size,

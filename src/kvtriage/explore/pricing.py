@@ -22,7 +22,6 @@ from kvtriage.kvcache.price import price_policy
 from kvtriage.kvcache.prices.causes import CAUSE_WORDS, Cause
 from kvtriage.kvcache.prices.explain import Explanation, explain
 from kvtriage.kvcache.skip_words import find_starting_flags
-from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.kvcache.support.backend_choice import Serving
 from kvtriage.kvcache.support.cautions import Severity
 from kvtriage.kvcache.support.findings import check_support
@@ -114,7 +113,7 @@ def answer(subject: Subject, choice: Choice) -> Answer:
     explained = mine if isinstance(mine, Explanation) else None
     refusal = _refusal(mine)
     if refusal is not None:
-        way_out = _way_out(refusal, spec, choice)
+        way_out = _way_out(refusal, subject, choice)
         said.insert(0, Said(Severity.REFUSED, f"vLLM would not start: {refusal.detail}", way_out))
     capacity = None if explained is None or not isinstance(explained.outcome, Capacity) else explained.outcome
     ratio = price_policy(spec, policy, (choice.context_len,)).ratio_vs_bf16
@@ -144,7 +143,7 @@ def answer(subject: Subject, choice: Choice) -> Answer:
 
 def _explain(subject: Subject, policy: CachePolicy, choice: Choice) -> Explanation | Refusal:
     try:
-        return explain(subject.spec, policy, engine_args(choice), choice.memory_bytes, choice.context_len)
+        return explain(subject.spec, policy, engine_args(subject, choice), choice.memory_bytes, choice.context_len)
     except EngineRefused as refused:
         return refused.refusal
 
@@ -161,9 +160,13 @@ def _refusal(each: Explanation | Refusal | None) -> Refusal | None:
             return None
 
 
-def _way_out(refusal: Refusal, spec: CacheSpec, choice: Choice) -> str:
+def _way_out(refusal: Refusal, subject: Subject, choice: Choice) -> str:
     """The flags that make the engine take these layers, where there are any."""
-    flags = find_starting_flags(spec, choice.skip_layers, engine_args(choice)) if choice.skip_layers else ()
+    flags = (
+        find_starting_flags(subject.spec, choice.skip_layers, engine_args(subject, choice))
+        if choice.skip_layers
+        else ()
+    )
     better = f"it would with {' or '.join(flags)}" if flags else "change a setting"
     return f"{refusal.error_type}, {refusal.reason.replace('_', ' ')}: {better}, or choose other layers"
 

@@ -26,7 +26,7 @@ from kvtriage.records.case import Evidence, Plan, ScaleRecord, Sensitivities, Ve
 from kvtriage.records.frontier import Frontier
 from kvtriage.records.pairing import sort_trials
 from kvtriage.records.study import BACKENDS
-from kvtriage.records.values import cache_spec
+from kvtriage.records.values import cache_spec, serving_backend
 from kvtriage.stages.search import adopt
 
 __all__ = ["CaseRecords", "CaseWatch", "Problem", "Snapshot"]
@@ -148,6 +148,7 @@ class CaseWatch:
             spec=self._spec,
             native_dtype="bfloat16" if evidence is None else evidence.conditions.native_dtype,
             gpu=self._gpu,
+            backend=serving_backend(plan.study),
             memory_bytes=plan.study.memory_bytes,
             scaling=scaling,
             skip_layers=skip_layers,

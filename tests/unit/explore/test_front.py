@@ -37,7 +37,7 @@ def test_every_point_is_priced_as_it_would_be_alone() -> None:
         line = reserve(
             GPT_OSS_20B,
             policy_of(subject, point.skip_layers, choice.scaling),
-            engine_args(choice),
+            engine_args(subject, choice),
             choice.memory_bytes,
         )
         assert isinstance(line, Capacity)
