@@ -162,11 +162,8 @@ def _refusal(each: Explanation | Refusal | None) -> Refusal | None:
 
 def _way_out(refusal: Refusal, subject: Subject, choice: Choice) -> str:
     """The flags that make the engine take these layers, where there are any."""
-    flags = (
-        find_starting_flags(subject.spec, choice.skip_layers, engine_args(subject, choice))
-        if choice.skip_layers
-        else ()
-    )
+    args, skip = engine_args(subject, choice), choice.skip_layers
+    flags = find_starting_flags(subject.spec, skip, args) if skip else ()
     better = f"it would with {' or '.join(flags)}" if flags else "change a setting"
     return f"{refusal.error_type}, {refusal.reason.replace('_', ' ')}: {better}, or choose other layers"
 
