@@ -13,6 +13,7 @@ from kvtriage import __version__
 from kvtriage.cli.case import TRIALS, CaseFolder
 from kvtriage.errors import CaseError
 from kvtriage.explore.watch import LOOK_EVERY_S, CaseWatch
+from kvtriage.kvcache.allocator import Backend
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.records.frontier import Frontier
 from tests.unit.explore.subjects import append_trials, write_case
@@ -74,6 +75,17 @@ def test_the_layers_that_a_search_found_are_the_suspects(tmp_path: Path) -> None
     assert measured is not None
     assert measured.sensitivities is not None
     assert measured.sensitivities.suspects == FRONTIER.found != case.sensitivities.suspects
+
+
+def test_a_case_is_priced_for_the_backend_of_its_study(tmp_path: Path) -> None:
+    case = smollm_like()
+    study = msgspec.structs.replace(case.plan.study, backend="cpu_attn")
+    other = replace(case, plan=msgspec.structs.replace(case.plan, study=study))
+    backends = [
+        watched(write_case(tmp_path / name, each, "plan"))[0].subject().backend
+        for name, each in (("gpu", case), ("cpu", other))
+    ]
+    assert backends == [Backend.FLASH_ATTN, Backend.CPU_ATTN]
 
 
 def test_files_are_looked_at_every_half_second_at_most(tmp_path: Path) -> None:
