@@ -1,7 +1,7 @@
 """A real browser, headless: Chromium as it is installed, driven by playwright, which downloads none.
 
-Tests are skipped where one of the two is missing: `pip install 'kvtriage[browser]'`, and a chromium on the path or
-named by KVTRIAGE_CHROMIUM. Every page is watched: an error in its console or a request that leaves the loopback fails.
+Tests are skipped where one of the two is missing: the extra `browser`, and a chromium on the path or named by
+KVTRIAGE_CHROMIUM. Every page is watched: an error in its console or a request that leaves the loopback fails.
 """
 
 from __future__ import annotations

@@ -1,27 +1,21 @@
-"""The explorer in a real browser: by mouse and keyboard, by link, as a study runs, at any size and in any hands."""
+"""The explorer in a real browser: by mouse and keyboard, by link, at any size and in any hands."""
 
 from __future__ import annotations
 
 import re
+import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from kvtriage.explore.server import Explored
-from kvtriage.explore.subject import Subject
+from kvtriage.explore.server import Explored, open_server
 from kvtriage.kvcache.spec import LayerKind, LayerSpec
-from tests.unit.explore.subjects import append_trials, hybrid, measured, watch_folder, write_case
-from tests.unit.report.cases import gemma_like, smollm_like, with_hostile_text
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
-
-Serve = Callable[[Explored], str]
-Visit = Callable[..., "Page"]
+from tests.browser.explorer_page import Serve, Visit, alone, cell, kept, until, wait_for_stored
+from tests.unit.explore.subjects import hybrid, measured, watch_folder, write_case
+from tests.unit.report.cases import smollm_like, with_hostile_text
 
 POISON = "<script>document.title='taken'</script><img src=x onerror=alert(1)>"
 FRAMES = """
@@ -39,33 +33,6 @@ async () => {
   return times.slice(1).map((time, index) => time - times[index]).sort((a, b) => a - b);
 }
 """
-
-
-def alone(subject: Subject) -> Explored:
-    return Explored(lambda: subject)
-
-
-def cell(page: Page, layer: int) -> Any:
-    return page.locator(f'[data-layer="{layer}"]')
-
-
-def kept(page: Page) -> list[int]:
-    found: list[int] = page.eval_on_selector_all(
-        '.cell[aria-pressed="true"]', "cells => cells.map(cell => Number(cell.dataset.layer))"
-    )
-    return found
-
-
-def until(page: Page, script: str, arg: object = None, seconds: float = 20) -> None:
-    """Until the function `script` says so. Playwright's own wait evaluates text, which the page's policy forbids."""
-    deadline = time.monotonic() + seconds
-    while not page.evaluate(script, arg):
-        assert time.monotonic() < deadline, f"not within {seconds} s: {script}"
-        page.wait_for_timeout(50)
-
-
-def wait_for_stored(page: Page, text: str) -> None:
-    until(page, "text => document.getElementById('stored').textContent === text", text)
 
 
 def test_a_click_toggles_a_layer_and_the_price_follows(visit: Visit, serve: Serve) -> None:
@@ -190,50 +157,6 @@ def test_a_point_of_the_front_is_picked(visit: Visit, serve: Serve) -> None:
     assert kept(page) != [11]
 
 
-def test_a_case_shows_damage_with_its_interval(visit: Visit, serve: Serve) -> None:
-    page = visit(serve(alone(measured(gemma_like()))) + "#scaling=unit")
-    effects = page.inner_text("#effects")
-    assert "nats per token" in effects
-    assert "a guess" in effects
-    page.click("#suspects")
-    until(page, "before => document.getElementById('effects').innerText !== before", effects)
-
-
-def test_a_study_is_followed_as_it_runs(visit: Visit, serve: Serve, tmp_path: Path) -> None:
-    case = smollm_like()
-    folder = write_case(tmp_path / "case", case, "scales")
-    watch = watch_folder(folder)
-    page = visit(serve(Explored(watch.subject, watch)))
-    until(page, "() => document.getElementById('study-stage').textContent.startsWith('diagnose')")
-    assert page.is_hidden("#effects")
-    write_case(folder, case, "sensitivities")
-    until(page, "() => document.getElementById('study-stage').textContent.startsWith('ablate')")
-    page.wait_for_selector("#effects:not([hidden])")
-    append_trials(folder, case, 0, len(case.trials) // 3)
-    page.wait_for_selector("tr.arm-fp8_unit .band", state="attached")
-    early = page.evaluate(
-        "() => { const b = document.querySelector('tr.arm-fp8_unit .band'); return b.getBBox().width; }"
-    )
-    half = (folder / "trials.jsonl").read_bytes()
-    append_trials(folder, case, len(case.trials) // 3, len(case.trials))
-    page.wait_for_selector("tr.arm-fp8_unit .chip")
-    until(page, "early => document.querySelector('tr.arm-fp8_unit .band').getBBox().width < early", early)
-    assert (folder / "trials.jsonl").read_bytes().startswith(half)
-    write_case(folder, case)
-    page.wait_for_selector(".stage.done")
-    until(page, "told => document.getElementById('study-headline').textContent === told", case.verdict.headline)
-
-
-def test_a_half_written_line_and_a_newer_record_are_told(visit: Visit, serve: Serve, tmp_path: Path) -> None:
-    folder = write_case(tmp_path / "case", smollm_like(), "sensitivities")
-    watch = watch_folder(folder)
-    page = visit(serve(Explored(watch.subject, watch)))
-    (folder / "trials.jsonl").write_text('{"type":"sco')
-    (folder / "evidence.json").write_text('{"schema": 99, "kvtriage_version": "9.0.0"}')
-    until(page, "() => document.getElementById('study-headline').textContent.includes('schema 99')")
-    assert page.is_visible("#serve")
-
-
 def test_128_layers_are_dragged_at_the_speed_of_the_screen(visit: Visit, serve: Serve) -> None:
     """60 frames a second are 16.7 ms; a busy machine is given three times that."""
     page = visit(serve(alone(hybrid(128))))
@@ -281,12 +204,8 @@ def test_layers_without_a_cache_cannot_be_toggled(visit: Visit, serve: Serve) ->
     wait_for_stored(page, "0 of 6 layers in FP8")
 
 
-def test_an_explorer_that_stopped_is_told_of(browser: Any, tmp_path: Path) -> None:
+def test_an_explorer_that_stopped_is_told_of(browser: Any) -> None:
     """By itself, for a refused connection is an error of the console's own."""
-    import threading
-
-    from kvtriage.explore.server import open_server
-
     page = browser.new_page()
     with open_server(alone(hybrid(6)), 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -300,24 +219,6 @@ def test_an_explorer_that_stopped_is_told_of(browser: Any, tmp_path: Path) -> No
     page.wait_for_selector("#problem:not([hidden])")
     assert "does not answer" in page.inner_text("#problem")
     page.close()
-
-
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)])
-def test_nobody_is_shut_out(visit: Visit, serve: Serve, tmp_path: Path, scheme: str, width: int) -> None:
-    """axe finds nothing serious, and the page is no wider than the screen."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
-    folder = write_case(tmp_path / "case", gemma_like())
-    watch = watch_folder(folder)
-    page = visit(serve(Explored(watch.subject, watch)) + "#skip=0-4&a=5", scheme=scheme, width=width)
-    page.wait_for_selector(".stage.done")
-    page.wait_for_selector("#front .dot")
-    page.click("#study-details summary")
-    found = axe.Axe().run(page).response["violations"]
-    serious = [
-        (each["id"], [node["html"] for node in each["nodes"]][:3]) for each in found if each["impact"] != "minor"
-    ]
-    assert serious == []
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
 def test_motion_is_spared_where_it_is_not_wanted(visit: Visit, serve: Serve) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvtriage.report import render_comparison
-from tests.browser.report_browser import find_chromium, open_browser, open_page
+from kvtriage.report import render_comparison, render_report
+from tests.browser.report_browser import open_page
 from tests.unit.report.cases import (
     Case,
     deep,
@@ -20,13 +21,12 @@ from tests.unit.report.cases import (
     undecided,
     view_of,
     with_hostile_text,
+    written_by_bf16,
 )
+from tests.unit.report.test_frontier_figure import FRONTIER
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
-
-pytest.importorskip("playwright", reason="playwright is not installed: pip install '.[browser]'")
-pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no chromium here")
 
 LOOKS = [(1100, False), (1100, True), (390, False), (390, True)]
 PAPER = (688, 1009)
@@ -51,27 +51,18 @@ def drawn(make: Callable[[], Case]) -> Callable[[], str]:
     return lambda: render(make())
 
 
+def searched() -> str:
+    return render_report(replace(view_of(written_by_bf16(gemma_like())), frontier=FRONTIER)).html
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "hybrid": drawn(gemma_like),
     "planted": drawn(smollm_like),
     "undecided": drawn(undecided),
     "large": drawn(large),
     "compared": compared,
+    "searched": searched,
 }
-
-
-@pytest.fixture(scope="module")
-def chromium(request: pytest.FixtureRequest) -> Iterator[Browser]:
-    """The browser that this folder's tests share, where they do: a second one cannot be driven beside it."""
-    try:
-        shared: Browser | None = request.getfixturevalue("browser")
-    except pytest.FixtureLookupError:
-        shared = None
-    if shared is not None:
-        yield shared
-        return
-    with open_browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +82,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.mark.parametrize(("width", "dark"), LOOKS)
 @pytest.mark.parametrize("name", PAGES)
 def test_it_fits_is_quiet_and_asks_for_nothing(
-    chromium: Browser, written: Callable[[str], Path], name: str, width: int, dark: bool
+    browser: Browser, written: Callable[[str], Path], name: str, width: int, dark: bool
 ) -> None:
     file = written(name)
-    with open_page(chromium, file, width=width, dark=dark) as opened:
+    with open_page(browser, file, width=width, dark=dark) as opened:
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
         assert opened.page.evaluate(OVERHANGING) == []
         for details in opened.page.locator("details > summary").all():
@@ -107,8 +98,8 @@ def test_it_fits_is_quiet_and_asks_for_nothing(
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_it_prints_without_a_cut(chromium: Browser, written: Callable[[str], Path], name: str) -> None:
-    with open_page(chromium, written(name), width=PAPER[0], dark=False) as opened:
+def test_it_prints_without_a_cut(browser: Browser, written: Callable[[str], Path], name: str) -> None:
+    with open_page(browser, written(name), width=PAPER[0], dark=False) as opened:
         opened.page.emulate_media(media="print")
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= PAPER[0]
         assert opened.page.evaluate(TOO_LARGE, list(PAPER)) == 0
@@ -120,9 +111,9 @@ def test_it_prints_without_a_cut(chromium: Browser, written: Callable[[str], Pat
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("name", PAGES)
-def test_nothing_serious_bars_the_way(chromium: Browser, written: Callable[[str], Path], name: str, dark: bool) -> None:
+def test_nothing_serious_bars_the_way(browser: Browser, written: Callable[[str], Path], name: str, dark: bool) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    with open_page(chromium, written(name), width=1100, dark=dark) as opened:
+    with open_page(browser, written(name), width=1100, dark=dark) as opened:
         found: list[dict[str, Any]] = axe.Axe().run(opened.page).response["violations"]
         serious = [
             (rule["id"], rule["impact"], [node["html"][:120] for node in rule["nodes"][:3]])
@@ -132,8 +123,8 @@ def test_nothing_serious_bars_the_way(chromium: Browser, written: Callable[[str]
         assert serious == []
 
 
-def test_the_copy_button_says_that_it_copied(chromium: Browser, written: Callable[[str], Path]) -> None:
-    with open_page(chromium, written("hybrid"), width=1100, dark=False) as opened:
+def test_the_copy_button_says_that_it_copied(browser: Browser, written: Callable[[str], Path]) -> None:
+    with open_page(browser, written("hybrid"), width=1100, dark=False) as opened:
         opened.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         opened.page.locator("button[data-copy=serve]").click()
         opened.page.get_by_text("Copied").wait_for(timeout=5_000)
@@ -141,20 +132,20 @@ def test_the_copy_button_says_that_it_copied(chromium: Browser, written: Callabl
         assert opened.console == []
 
 
-def test_hostile_names_run_nothing(chromium: Browser, tmp_path: Path) -> None:
+def test_hostile_names_run_nothing(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "hostile.html"
     file.write_text(render(with_hostile_text(gemma_like(), HOSTILE)))
-    with open_page(chromium, file, width=390, dark=False) as opened:
+    with open_page(browser, file, width=390, dark=False) as opened:
         assert opened.page.title() != "owned"
         assert opened.page.locator("img").count() == 0
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390
         assert (opened.console, opened.requests) == ([], [file.as_uri()])
 
 
-def test_a_very_deep_model_is_still_a_page(chromium: Browser, tmp_path: Path) -> None:
+def test_a_very_deep_model_is_still_a_page(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "deep.html"
     file.write_text(render(deep(3_000)))
     assert file.stat().st_size < 1_000_000
-    with open_page(chromium, file, width=390, dark=False) as opened:
+    with open_page(browser, file, width=390, dark=False) as opened:
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390
         assert opened.page.evaluate(OVERHANGING) == []

@@ -21,7 +21,7 @@ import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -32,6 +32,7 @@ import msgspec
 from kvtriage import __version__
 from kvtriage.errors import BadInput, CaseBusy, CaseError
 from kvtriage.files import refuse_unwritable_name, sha256_file, sync_folder, write_atomic, writing
+from kvtriage.kvcache.policy import Scaling
 from kvtriage.records.case import SCHEMA, Evidence, Plan, ScaleRecord, Sensitivities, Trial, Verdict
 from kvtriage.records.frontier import Frontier, SearchTrial
 from kvtriage.records.imported import Imported
@@ -40,6 +41,7 @@ from kvtriage.records.study import Rule, Study
 
 __all__ = [
     "CHECKPOINT",
+    "CHECKPOINTS",
     "CHECKPOINT_PER_TENSOR",
     "IMPORTS",
     "PROBES",
@@ -58,6 +60,8 @@ SEARCH = "search.jsonl"
 IMPORTS = "imports.jsonl"
 CHECKPOINT = "checkpoint"
 CHECKPOINT_PER_TENSOR = "checkpoint-per-tensor"
+CHECKPOINTS: Mapping[Scaling, str] = {Scaling.PER_HEAD: CHECKPOINT, Scaling.PER_TENSOR: CHECKPOINT_PER_TENSOR}
+"""Scaling → the folder whose checkpoint holds such scales."""
 REPORT = "report.html"
 REPORT_NUMBERS = "report.json"
 _LOCK = ".lock"

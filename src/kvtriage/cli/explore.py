@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import webbrowser
-from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
-from kvtriage.cli.case import CHECKPOINT, CHECKPOINT_PER_TENSOR, TRIALS, CaseFolder, check_folder
+from kvtriage.cli.case import CHECKPOINTS, TRIALS, CaseFolder, check_folder
 from kvtriage.cli.plan.gpu_names import print_gpu_names
 from kvtriage.cli.plan.model import load_model
 from kvtriage.cli.plan.words import parse_memories
@@ -26,8 +25,6 @@ from kvtriage.kvcache.support.gpus import Gpu, find_gpu
 from kvtriage.units import GIB
 
 __all__ = ["explore_command"]
-
-CHECKPOINTS: Mapping[Scaling, str] = {Scaling.PER_HEAD: CHECKPOINT, Scaling.PER_TENSOR: CHECKPOINT_PER_TENSOR}
 
 
 @click.command("explore")

@@ -51,8 +51,7 @@ def import_command(case_path: Path, files: tuple[str, ...], engine_version: str 
 
     \b
     Example:
-      kvtriage import case/ --arm bf16=bf16/samples_arc_2026-11-01T10-00-00.jsonl \\
-        --arm fp8_per_head=fp8/samples_arc_2026-11-01T11-00-00.jsonl
+      kvtriage import case/ --arm bf16=bf16.json --arm fp8_per_head=fp8.json
     """
     stated = {} if engine_version is None else {_ENGINE_VERSION: engine_version}
     new = tuple(entry for word in files for entry in _read(*_split(word), stated))

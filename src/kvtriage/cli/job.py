@@ -19,7 +19,7 @@ import msgspec
 from kvtriage import __version__
 from kvtriage.checkpoints.model_folder import ModelFolder, load_model_folder
 from kvtriage.checkpoints.overlay import check_base, check_overlay, write_overlay
-from kvtriage.cli.case import CHECKPOINT, CHECKPOINT_PER_TENSOR, PROBES, CaseFolder
+from kvtriage.cli.case import CHECKPOINT, CHECKPOINT_PER_TENSOR, CHECKPOINTS, PROBES, CaseFolder
 from kvtriage.cli.options import Machine
 from kvtriage.cli.sources import load_data
 from kvtriage.cli.terminal import say, stage
@@ -393,7 +393,7 @@ def _write_overlays(case: CaseFolder, model: ModelFolder, record: ScaleRecord) -
     if model.already_fp8 is not None:
         say("calibrate: no checkpoint is written, because the model has KV-cache scales of its own")
         return
-    for name, scaling in ((CHECKPOINT, Scaling.PER_HEAD), (CHECKPOINT_PER_TENSOR, Scaling.PER_TENSOR)):
+    for scaling, name in CHECKPOINTS.items():
         folder, scales = case.path / name, scale_set(record, scaling)
         if not os.path.lexists(folder):
             write_overlay(model, scales, folder)

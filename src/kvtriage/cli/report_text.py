@@ -16,8 +16,8 @@ from kvtriage.report.figures.base import Cell, Figure
 from kvtriage.report.figures.layers import draw_layers
 from kvtriage.report.figures.tradeoff import draw_tradeoff
 from kvtriage.report.numbers import as_set, rounded, times
-from kvtriage.report.tables import price_table
-from kvtriage.units import format_bytes, format_tokens
+from kvtriage.report.tables import format_price, price_table
+from kvtriage.units import format_tokens
 
 __all__ = ["render_text"]
 
@@ -75,7 +75,7 @@ def _prices(view: CaseView, width: int) -> Iterator[str]:
     yield from _heading("What a sequence holds, and against BF16", width)
     yield " " * _NAME + "".join(f"{f'{format_tokens(bucket)} tokens':>{each}}" for bucket in shown)
     for short, prices in cells.items():
-        row = (f"{f'{format_bytes(prices[bucket][0])} {times(prices[bucket][1]):>7}':>{each}}" for bucket in shown)
+        row = (f"{f'{format_price(prices[bucket][0])} {times(prices[bucket][1]):>6}':>{each}}" for bucket in shown)
         yield f"{_cut(short)}{''.join(row)}"
 
 
@@ -130,25 +130,26 @@ def _layers(view: CaseView, width: int) -> Iterator[str]:
         yield from _wrapped(figure.reason, width)
         return
     bars = [_bar(row) for row in figure.table.cells]
-    worst = sorted(range(len(bars)), key=lambda index: -bars[index][2])[:_MOST_LAYERS]
-    top = max(max(total for _, _, total, _ in bars), 1e-12)
+    worst = sorted(range(len(bars)), key=lambda index: -bars[index][3])[:_MOST_LAYERS]
+    top = max(max(bar[3] for bar in bars), 1e-12)
     room = width - 24
     for index in sorted(worst):
-        name, suspect, total, floor = bars[index]
+        name, suspect, estimated, total, floor = bars[index]
         held, won = round(floor / top * room), round(total / top * room)
         bar = "▒" * held + click.style("█" * max(won - held, 0), fg="red")
-        yield f"{'▸' if suspect else ' '}{name:>6} {rounded(total):>14} {bar}".rstrip()
+        yield f"{'▸' if suspect else ' '}{name:>6} {'~' * estimated + rounded(total):>14} {bar}".rstrip()
     if len(bars) > len(worst):
         yield f"  and {len(bars) - len(worst):,} layers that lose less"
-    yield from _wrapped("▒ mantissa, which only BF16 wins back; █ range, which scales can; ▸ most sensitive", width)
+    told = "▒ mantissa, which only BF16 wins back; █ range, which scales can; ▸ most sensitive"
+    yield from _wrapped(told + ("; ~ estimated" if any(bar[2] for bar in bars) else ""), width)
     yield from _wrapped(figure.answer, width)
 
 
-def _bar(row: Sequence[Cell]) -> tuple[str, bool, float, float]:
-    """(layer, suspect, KL at the plainest scale, the least that other scales reach)."""
-    known = [float(cell) for cell in row[3:] if isinstance(cell, float)]
+def _bar(row: Sequence[Cell]) -> tuple[str, bool, bool, float, float]:
+    """(layer, suspect, whether anything of it is estimated, KL at the plainest scale, the least other scales reach)."""
+    known = [float(cell) for cell in row[4:] if isinstance(cell, float)]
     total = max(known[0], 0.0) if known else 0.0
-    return str(row[0]), row[2] == "yes", total, min(max(min(known[1:], default=total), 0.0), total)
+    return str(row[0]), row[2] == "yes", bool(row[3]), total, min(max(min(known[1:], default=total), 0.0), total)
 
 
 def _caveats(view: CaseView, width: int) -> Iterator[str]:

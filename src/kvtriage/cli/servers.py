@@ -11,14 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvtriage.cli.case import CHECKPOINT, CHECKPOINT_PER_TENSOR
+from kvtriage.cli.case import CHECKPOINTS
 from kvtriage.cli.job import Wiring, embedded
 from kvtriage.cli.options import Machine, Servers
 from kvtriage.cli.terminal import say
 from kvtriage.engines.base import Engine, Tokenizer
 from kvtriage.errors import CaseError, EngineError, StudyError
 from kvtriage.fp8.scales import ScaleSet
-from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.study import Study, longest_text
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["choose_wiring", "server_logs", "server_options"]
 
 _LENGTH_STEP = 256
-_OVERLAYS = {Scaling.PER_HEAD: CHECKPOINT, Scaling.PER_TENSOR: CHECKPOINT_PER_TENSOR}
 
 
 def choose_wiring(
@@ -65,7 +63,7 @@ def _vllm(servers: Servers, machine: Machine, case: Path | None, study: Study) -
 
     def fleet(folder: Path, spec: CacheSpec, logs: Path) -> contextlib.AbstractContextManager[Fleet]:
         if urls:
-            names = (folder.name, CHECKPOINT, CHECKPOINT_PER_TENSOR)
+            names = (folder.name, *CHECKPOINTS.values())
             return AttachedFleet(urls, names, token_from_environment())
         options = server_options(command, words, _longest(study, spec))
         how = Launch(logs, say, servers.start_timeout_s)
@@ -95,7 +93,7 @@ def _refuse_device(name: str) -> object:
 
 def _overlay(case: Path | None, scales: ScaleSet) -> Path:
     """The checkpoint of the case that holds these scales. Raises CaseError."""
-    name = _OVERLAYS.get(scales.scaling)
+    name = CHECKPOINTS.get(scales.scaling)
     if case is None or name is None or not (case / name).is_dir():
         raise CaseError(
             f"there is no checkpoint with {scales.scaling} scales to serve",

@@ -18,7 +18,7 @@ from kvtriage.records.pairing import KL, Trials
 from kvtriage.stages.wording import format_interval, format_nats
 from kvtriage.stats import paired_interval
 
-__all__ = ["Damage", "expect_damage", "layer_damage", "probed_format"]
+__all__ = ["Damage", "estimated_layers", "expect_damage", "layer_damage", "probed_format"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def probed_format(sensitivities: Sensitivities, subject: Subject, scaling: Scali
     """
     probed = {row.format for row in sensitivities.layer_probes}
     same = [f"fp8:{scaling}"]
-    if scaling is not Scaling.UNIT and all(layer.num_kv_heads <= 1 for layer in subject.spec.layers):
+    if scaling is not Scaling.UNIT and subject.spec.has_one_kv_head:
         same = [f"fp8:{Scaling.PER_HEAD}", f"fp8:{Scaling.PER_TENSOR}"]
     return next((fmt for fmt in same if fmt in probed), None)
 
@@ -51,6 +51,15 @@ def probed_format(sensitivities: Sensitivities, subject: Subject, scaling: Scali
 def layer_damage(sensitivities: Sensitivities, fmt: str) -> dict[int, tuple[float, ...]]:
     """Layer → KL on each probe text with this layer alone in `fmt`, nats per token."""
     return {row.layers[0]: row.kl for row in sensitivities.layer_probes if row.format == fmt and len(row.layers) == 1}
+
+
+def estimated_layers(sensitivities: Sensitivities, fmt: str) -> frozenset[int]:
+    """The layers of `layer_damage` that the screen estimated and no probe measured."""
+    return frozenset(
+        row.layers[0]
+        for row in sensitivities.layer_probes
+        if row.format == fmt and len(row.layers) == 1 and not row.exact
+    )
 
 
 def expect_damage(subject: Subject, policy: CachePolicy, scaling: Scaling) -> Damage | None:
@@ -117,6 +126,8 @@ def _probe_notes(
     texts = len(next(iter(alone.values()), ()))
     if texts == 1:
         yield "probed on one text: there is no interval"
+    if estimated := len(estimated_layers(sensitivities, fmt).intersection(stored)):
+        yield f"of {len(stored)} layers {estimated} only estimated, and not measured"
     together = next(
         (row for row in sensitivities.type_probes if row.format == fmt and row.layers == tuple(stored)), None
     )

@@ -24,6 +24,8 @@ __all__ = ["Front", "FrontPoint", "build_front"]
 MOST_STEPS = 48
 """Growing sets that are priced; with more layers they grow by several at once."""
 EDGES = (1, 2, 4)
+_DAMAGE = ("expected damage, nats per token", "less expected damage")
+_LAYERS = ("layers in FP8", "fewer layers in FP8")
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,10 @@ class FrontPoint:
 
 @dataclass(frozen=True)
 class Front:
-    """`loss_name` says what the loss is. Sets that the engine refuses are left out."""
+    """`loss_name` says what the loss is, `better` what has less of it. Sets that the engine refuses are left out."""
 
     loss_name: str
+    better: str
     points: tuple[FrontPoint, ...]
 
 
@@ -54,11 +57,11 @@ def build_front(subject: Subject, choice: Choice) -> Front:
     for name, layers in _named(subject, choice, damage):
         sets.setdefault(tuple(sorted(layers)), name)
     named = [NamedPolicy(name, policy_of(subject, skip, choice.scaling), skip) for skip, name in sets.items()]
-    name = "expected damage, nats per token" if damage else "layers in FP8"
+    name, better = _DAMAGE if damage else _LAYERS
     try:
-        rows = sweep(subject.spec, named, engine_args(choice), (choice.context_len,), (choice.memory_bytes,))
+        rows = sweep(subject.spec, named, engine_args(subject, choice), (choice.context_len,), (choice.memory_bytes,))
     except UnsupportedModel:
-        return Front(name, ())
+        return Front(name, better, ())
     priced = [
         (row, row.reported_tokens, _loss(row, subject, damage)) for row in rows if row.reported_tokens is not None
     ]
@@ -71,7 +74,7 @@ def build_front(subject: Subject, choice: Choice) -> Front:
         FrontPoint(row.name, row.skip_layers, tokens, loss, row.name in best, _words(row, tokens, loss, bool(damage)))
         for row, tokens, loss in priced
     )
-    return Front(name, points)
+    return Front(name, better, points)
 
 
 def _damage(subject: Subject, choice: Choice) -> Mapping[int, float]:

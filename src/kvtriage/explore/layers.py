@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvtriage import __version__
 from kvtriage.explore.choice import Choice, read_choice
-from kvtriage.explore.damage import layer_damage, probed_format
+from kvtriage.explore.damage import estimated_layers, layer_damage, probed_format
 from kvtriage.explore.subject import Subject
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import LayerSpec
@@ -97,7 +97,13 @@ def _sensitivities(subject: Subject) -> dict[str, Sensitivity]:
             alone = layer_damage(subject.measured.sensitivities, fmt)
             means = {idx: math.fsum(texts) / len(texts) for idx, texts in alone.items() if texts}
             kl = tuple(means.get(idx) for idx in range(subject.spec.num_layers))
-            words = tuple("not probed" if value is None else f"{format_nats(value)} nats alone" for value in kl)
+            guessed = estimated_layers(subject.measured.sensitivities, fmt)
+            words = tuple(
+                "not probed"
+                if value is None
+                else f"{format_nats(value)} nats alone{', estimated' if idx in guessed else ''}"
+                for idx, value in enumerate(kl)
+            )
             found[scaling] = Sensitivity(kl, words, max(means.values(), default=0.0))
     return found
 

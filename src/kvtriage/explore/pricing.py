@@ -12,7 +12,7 @@ from kvtriage.errors import UnsupportedModel
 from kvtriage.explore.choice import Choice
 from kvtriage.explore.damage import Damage, expect_damage
 from kvtriage.explore.latency import Latency, expect_latency
-from kvtriage.explore.policies import engine_args, policy_of, serve_line
+from kvtriage.explore.policies import engine_args, model_with_scales, policy_of, serve_line
 from kvtriage.explore.subject import Subject
 from kvtriage.explore.toggles import Toggle, price_toggles
 from kvtriage.kvcache.allocator import Capacity, Refusal
@@ -21,6 +21,7 @@ from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.price import price_policy
 from kvtriage.kvcache.prices.causes import CAUSE_WORDS, Cause
 from kvtriage.kvcache.prices.explain import Explanation, explain
+from kvtriage.kvcache.skip_words import find_starting_flags
 from kvtriage.kvcache.support.backend_choice import Serving
 from kvtriage.kvcache.support.cautions import Severity
 from kvtriage.kvcache.support.findings import check_support
@@ -112,7 +113,8 @@ def answer(subject: Subject, choice: Choice) -> Answer:
     explained = mine if isinstance(mine, Explanation) else None
     refusal = _refusal(mine)
     if refusal is not None:
-        said.insert(0, Said(Severity.REFUSED, f"vLLM would not start: {refusal.detail}", _way_out(refusal)))
+        way_out = _way_out(refusal, subject, choice)
+        said.insert(0, Said(Severity.REFUSED, f"vLLM would not start: {refusal.detail}", way_out))
     capacity = None if explained is None or not isinstance(explained.outcome, Capacity) else explained.outcome
     ratio = price_policy(spec, policy, (choice.context_len,)).ratio_vs_bf16
     load, fits = _load(choice, explained, capacity)
@@ -141,7 +143,7 @@ def answer(subject: Subject, choice: Choice) -> Answer:
 
 def _explain(subject: Subject, policy: CachePolicy, choice: Choice) -> Explanation | Refusal:
     try:
-        return explain(subject.spec, policy, engine_args(choice), choice.memory_bytes, choice.context_len)
+        return explain(subject.spec, policy, engine_args(subject, choice), choice.memory_bytes, choice.context_len)
     except EngineRefused as refused:
         return refused.refusal
 
@@ -158,8 +160,12 @@ def _refusal(each: Explanation | Refusal | None) -> Refusal | None:
             return None
 
 
-def _way_out(refusal: Refusal) -> str:
-    return f"{refusal.error_type}, {refusal.reason.replace('_', ' ')}: change a setting, or another set of layers"
+def _way_out(refusal: Refusal, subject: Subject, choice: Choice) -> str:
+    """The flags that make the engine take these layers, where there are any."""
+    args, skip = engine_args(subject, choice), choice.skip_layers
+    flags = find_starting_flags(subject.spec, skip, args) if skip else ()
+    better = f"it would with {' or '.join(flags)}" if flags else "change a setting"
+    return f"{refusal.error_type}, {refusal.reason.replace('_', ' ')}: {better}, or choose other layers"
 
 
 def _findings(subject: Subject, policy: CachePolicy) -> list[Said]:
@@ -173,7 +179,7 @@ def _findings(subject: Subject, policy: CachePolicy) -> list[Said]:
         known = check_support(subject.spec, policy, subject.gpu, Serving(declared=subject.declared))
         found += [Said(finding.severity, finding.sentence, finding.hint) for finding in known]
     scaling = policy.scaling
-    if scaling not in (None, Scaling.UNIT) and scaling not in subject.models:
+    if scaling not in (None, Scaling.UNIT) and model_with_scales(subject, scaling) is None:
         found.append(
             Said(
                 Severity.SAID,

@@ -6,6 +6,7 @@ are there, drifts are paired item by item, and clauses are the rule's own. What 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from kvtriage.records.case import (
     ArmRecord,
     Conditions,
     Evidence,
+    LoadTrial,
     Plan,
     Reason,
     ScaleRecord,
@@ -25,10 +27,13 @@ from kvtriage.records.case import (
     Trial,
     Verdict,
 )
+from kvtriage.records.frontier import Frontier
 from kvtriage.records.pairing import KL, Trials, sort_trials
+from kvtriage.records.study import count_items
+from kvtriage.records.values import cache_spec
 from kvtriage.stages.arms import design_arms
 from kvtriage.stages.examine import examine
-from kvtriage.stages.measuring import TIMED_ROLES, shapes_to_time
+from kvtriage.stages.measuring import TIMED_ROLES, work_to_time
 from kvtriage.stages.reading import worst
 from kvtriage.stages.wording import format_interval, format_nats, name_arm
 from kvtriage.stats import paired_interval
@@ -40,13 +45,14 @@ _UNKNOWN = "not known yet"
 
 @dataclass(frozen=True)
 class Records:
-    """What the case holds by now."""
+    """What the case holds by now. The suspects of `sensitivities` are the search's where `frontier` found a set."""
 
     plan: Plan
     scales: ScaleRecord | None = None
     sensitivities: Sensitivities | None = None
     evidence: Evidence | None = None
     verdict: Verdict | None = None
+    frontier: Frontier | None = None
 
 
 @dataclass(frozen=True)
@@ -90,9 +96,10 @@ class Judgement:
 
 
 def name_stage(records: Records) -> str:
-    """The verb that is at work, or 'done'."""
-    done = (records.scales, records.sensitivities, records.evidence, records.verdict)
-    verbs = ("calibrate", "diagnose", "ablate", "decide")
+    """The verb that is at work, or 'done'. A search that the ablation did not wait for is not waited for here."""
+    searched = records.frontier or records.evidence if records.plan.study.search else records.sensitivities
+    done = (records.scales, records.sensitivities, searched, records.evidence, records.verdict)
+    verbs = ("calibrate", "diagnose", "search", "ablate", "decide")
     return next((verb for verb, record in zip(verbs, done, strict=True) if record is None), "done")
 
 
@@ -117,12 +124,13 @@ def measure_arms(records: Records, trials: Sequence[Trial]) -> tuple[ArmProgress
     if evidence is None:
         return ()
     study, paired = records.plan.study, sort_trials(evidence.arms, trials)
-    asked = len(study.buckets) * (study.items_per_bucket + len(study.needle_depths) * study.needles_per_depth)
+    asked = count_items(study, cache_spec(records.plan).windows)
     if records.evidence is not None:
         asked = max((len(found) for found in paired.scores.values()), default=0)
-    shapes = len(shapes_to_time(records.plan))
+    to_time = len(work_to_time(records.plan))
+    timed = Counter(trial.arm for trial in trials if isinstance(trial, TimingTrial | LoadTrial))
     return tuple(
-        _measure(arm, paired, asked, shapes if arm.role in TIMED_ROLES else 0, study.rule.confidence)
+        _measure(arm, paired, asked, timed[arm.name], to_time if arm.role in TIMED_ROLES else 0, study.rule.confidence)
         for arm in evidence.arms
         if arm.same_as is None
     )
@@ -166,7 +174,7 @@ def _worst_of(reasons: Sequence[Reason]) -> list[tuple[str, str, str]]:
     return found
 
 
-def _measure(arm: ArmRecord, paired: Trials, asked: int, to_time: int, confidence: float) -> ArmProgress:
+def _measure(arm: ArmRecord, paired: Trials, asked: int, timed: int, to_time: int, confidence: float) -> ArmProgress:
     values = () if arm.role == "baseline" else paired.drift(KL, arm.name).values
     kl, low, high, text = None, None, None, ""
     if values:
@@ -174,7 +182,7 @@ def _measure(arm: ArmRecord, paired: Trials, asked: int, to_time: int, confidenc
         kl = interval.mean
         low, high = (interval.low, interval.high) if interval.bounded else (None, None)
         text = format_interval(kl, low, high, format_nats)
-    scored, timed = len(paired.scores_of(arm.name)), len(paired.timings_of(arm.name))
+    scored = len(paired.scores_of(arm.name))
     return ArmProgress(
         arm.name, arm.label, arm.role, scored, max(asked, scored), timed, max(to_time, timed), kl, low, high, text
     )

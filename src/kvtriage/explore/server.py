@@ -31,6 +31,8 @@ __all__ = ["HOST", "Explored", "ExplorerServer", "open_server"]
 
 HOST = "127.0.0.1"
 SLOWEST_REQUEST_S = 30.0
+MOST_ASKED = 16
+"""Keys of one query."""
 EVENT_EVERY_S = 0.5
 HEARTBEAT_EVERY = 30
 """Waits without news after which a comment is sent, so that a browser that went away is noticed."""
@@ -147,7 +149,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Host") not in self.server.hosts or not self._is_own_origin():
             self._send_error(HTTPStatus.FORBIDDEN, "this page is served to its own address alone", self.server.url)
             return
-        parts = urlsplit(self.path)
+        try:
+            parts = urlsplit(self.path)
+            query = dict(parse_qsl(parts.query, keep_blank_values=True, max_num_fields=MOST_ASKED))
+        except ValueError:
+            self._send_error(HTTPStatus.BAD_REQUEST, "this is nothing that the page asks", "reload the page")
+            return
         if parts.path == "/events":
             self._stream()
             return
@@ -155,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, file.body, file.content_type)
             return
         try:
-            found = self._ask(parts.path, parts.query)
+            found = self._ask(parts.path, query)
         except KvtriageError as error:
             self._send_error(HTTPStatus.BAD_REQUEST, error.message, error.hint)
         except ConnectionError:
@@ -173,15 +180,14 @@ class _Handler(BaseHTTPRequestHandler):
         origin = self.headers.get("Origin")
         return origin is None or origin.removeprefix("http://") in self.server.hosts
 
-    def _ask(self, path: str, query: str) -> object:
+    def _ask(self, path: str, query: Mapping[str, str]) -> object:
         """None where there is nothing of this name. Raises KvtriageError for a question that makes no sense."""
         if path not in ("/model", "/price", "/front"):
             return None
         subject = self.server.explored.subject()
         if path == "/model":
             return {"model": view_model(subject), "is_case": self.server.explored.watch is not None}
-        pairs = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=16))
-        choice = read_choice(pairs, subject)
+        choice = read_choice(query, subject)
         return answer(subject, choice) if path == "/price" else build_front(subject, choice)
 
     def _stream(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from kvtriage.kvcache.allocator import Backend
 from kvtriage.kvcache.declared import DeclaredCache
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
@@ -40,6 +41,8 @@ class Subject:
     native_dtype: str = "bfloat16"
     gpu: Gpu | None = None
     declared: DeclaredCache | None = None
+    backend: Backend = Backend.FLASH_ATTN
+    """The attention backend that serves: the size of pages is its affair."""
     memory_bytes: int = 16 * GIB
     """Cache memory of each GPU that the page starts with."""
     scaling: Scaling = Scaling.PER_HEAD

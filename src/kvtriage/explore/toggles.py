@@ -42,7 +42,9 @@ def price_toggles(subject: Subject, choice: Choice) -> tuple[Toggle, ...]:
         classes.setdefault((key, layer_idx in kept), []).append(layer_idx)
     sets = [kept, *(kept ^ {layers[0]} for layers in classes.values())]
     named = [NamedPolicy("", policy_of(subject, skip, choice.scaling), tuple(sorted(skip))) for skip in sets]
-    now, *after = sweep(subject.spec, named, engine_args(choice), (choice.context_len,), (choice.memory_bytes,))
+    now, *after = sweep(
+        subject.spec, named, engine_args(subject, choice), (choice.context_len,), (choice.memory_bytes,)
+    )
     return tuple(_toggle(tuple(layers), now, row) for layers, row in zip(classes.values(), after, strict=True))
 
 

@@ -23,9 +23,11 @@ from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.kvcache.support.gpus import Gpu
 from kvtriage.records.case import Evidence, Plan, ScaleRecord, Sensitivities, Verdict
+from kvtriage.records.frontier import Frontier
 from kvtriage.records.pairing import sort_trials
 from kvtriage.records.study import BACKENDS
-from kvtriage.records.values import cache_spec
+from kvtriage.records.values import cache_spec, serving_backend
+from kvtriage.stages.search import adopt
 
 __all__ = ["CaseRecords", "CaseWatch", "Problem", "Snapshot"]
 
@@ -34,7 +36,7 @@ JUDGE_EVERY_S = 2.0
 SHARE = 0.05
 """Of the time, at most, that is spent on working anything out."""
 
-_Record = TypeVar("_Record", Plan, ScaleRecord, Sensitivities, Evidence, Verdict)
+_Record = TypeVar("_Record", Plan, ScaleRecord, Sensitivities, Frontier, Evidence, Verdict)
 _Seen = tuple[tuple[str, int, int], ...]
 
 
@@ -146,6 +148,7 @@ class CaseWatch:
             spec=self._spec,
             native_dtype="bfloat16" if evidence is None else evidence.conditions.native_dtype,
             gpu=self._gpu,
+            backend=serving_backend(plan.study),
             memory_bytes=plan.study.memory_bytes,
             scaling=scaling,
             skip_layers=skip_layers,
@@ -197,12 +200,15 @@ class CaseWatch:
 
     def _read_records(self) -> None:
         before = self._records
+        sensitivities = before.sensitivities or self._case.load(Sensitivities)
+        frontier = before.frontier or self._case.load(Frontier)
         self._records = Records(
             before.plan,
             before.scales or self._case.load(ScaleRecord),
-            before.sensitivities or self._case.load(Sensitivities),
+            None if sensitivities is None else adopt(sensitivities, frontier),
             before.evidence or self._case.load(Evidence),
             before.verdict or self._case.load(Verdict),
+            frontier,
         )
         if self._records != before:
             self._mark()

@@ -45,7 +45,7 @@ def vllm_args(
     if policy.is_native:
         return (*serve, DTYPE_FLAG, native_dtype)
     skip = skip_entries(policy, spec)
-    per_head = policy.scaling is Scaling.PER_HEAD and any(layer.num_kv_heads > 1 for layer in spec.layers)
+    per_head = policy.scaling is Scaling.PER_HEAD and not spec.has_one_kv_head
     return (
         *(*serve, DTYPE_FLAG, "fp8"),
         *((SKIP_FLAG, *skip) if skip else ()),

@@ -202,6 +202,11 @@ class CacheSpec:
         return tuple(sorted({window for window in sliding if window is not None}))
 
     @property
+    def has_one_kv_head(self) -> bool:
+        """Whether no layer has more than one KV head: a scale per head is then a scale per tensor."""
+        return all(layer.num_kv_heads <= 1 for layer in self.layers)
+
+    @property
     def is_hybrid(self) -> bool:
         """True when more than one kind of layer is present."""
         return len(self.kinds) > 1

@@ -28,6 +28,7 @@ __all__ = [
     "Paired",
     "Trials",
     "check_trials",
+    "generated_spans",
     "kind_of",
     "sort_trials",
 ]
@@ -141,6 +142,14 @@ class Trials:
         """Answers that BF16 found and the arm lost, that it won, and the items that both were asked."""
         pairs = self.paired(NEEDLE_HIT.metric, arm, BASELINE, NEEDLE_HIT.keeps(None)).values
         return sum(value < 0 for value in pairs), sum(value > 0 for value in pairs), len(pairs)
+
+
+def generated_spans(trials: Iterable[ScoreTrial]) -> tuple[tuple[int, int], ...]:
+    """First and last of the generated tokens of each span that was marked, ascending: (1, 32), (33, 128), ..."""
+    metric = f"{GENERATED_KL.metric}@"
+    marked = (key for trial in trials if kind_of(trial) == GENERATED_KL.kind for key in trial.metrics)
+    ends = sorted({int(key.removeprefix(metric)) for key in marked if key.startswith(metric)})
+    return tuple(zip((1, *(end + 1 for end in ends)), ends, strict=False))
 
 
 def kind_of(trial: ScoreTrial) -> str:

@@ -25,6 +25,7 @@ __all__ = [
     "Rule",
     "Study",
     "check_context",
+    "count_items",
     "longest_text",
     "read_rule",
     "read_study",
@@ -230,6 +231,18 @@ def _texts(study: Study) -> tuple[tuple[str, str, int], ...]:
     )
 
 
+def count_items(study: Study, windows: Iterable[int] = ()) -> int:
+    """Items of all tasks and buckets together. A bucket that is longer than a window asks on both sides of it."""
+    everywhere = (
+        study.items_per_bucket
+        + len(study.needle_depths) * study.needles_per_depth
+        + study.recalls_per_bucket
+        + study.generation_items
+    )
+    reached = sum(window < bucket for window in windows for bucket in study.buckets)
+    return len(study.buckets) * everywhere + 2 * study.window_needles * reached
+
+
 def supports_per_head(backend: str) -> bool:
     """Whether `backend` takes one scale per KV head. Raises StudyError for one that is not known."""
     if backend not in BACKENDS:
@@ -368,14 +381,7 @@ def _too_many(study: Study) -> Iterator[tuple[str, str]]:
         entries = len(getattr(study, key))
         if entries > _MOST_ENTRIES:
             yield f"{key} has {entries:,} entries", f"give {_MOST_ENTRIES} or fewer"
-    in_each_bucket = (
-        study.items_per_bucket
-        + len(study.needle_depths) * study.needles_per_depth
-        + 2 * study.window_needles
-        + study.recalls_per_bucket
-        + study.generation_items
-    )
-    items = len(study.buckets) * in_each_bucket
+    items = count_items(study, windows=(0,))
     if items > _MOST_ITEMS:
         yield (
             f"the study asks for {items:,} items, those of all tasks and buckets together",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from kvtriage.fp8.scales import LayerScales, ScaleSet, SubOctaves
+from kvtriage.kvcache.allocator import Backend
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
 from kvtriage.records.case import Plan, ScaleRecord
+from kvtriage.records.study import Study
 
-__all__ = ["cache_spec", "scale_set", "sub_octaves"]
+__all__ = ["cache_spec", "scale_set", "serving_backend", "sub_octaves"]
 
 
 def cache_spec(plan: Plan) -> CacheSpec:
@@ -29,6 +31,12 @@ def cache_spec(plan: Plan) -> CacheSpec:
         max_model_len=plan.max_model_len,
         assumed=plan.assumed,
     )
+
+
+def serving_backend(study: Study) -> Backend:
+    """The allocator's backend for the study's; FLASH_ATTN for one whose pages are no others."""
+    known = {backend.value.lower(): backend for backend in Backend}
+    return known.get(study.backend, Backend.FLASH_ATTN)
 
 
 def scale_set(record: ScaleRecord, scaling: Scaling) -> ScaleSet:

@@ -21,7 +21,7 @@ __all__ = ["LEADS", "Told", "describe_choice", "tell_in_brief"]
 LEADS = ("Do", "Why", "Gives up", "How sure", "What would change it")
 
 _KL, _TOP1 = METRICS[0], METRICS[2]
-_TESTED = ("kl", "nll", "top1", "needle", "latency")
+_TESTED = ("kl", "nll", "top1", "needle", "generated", "latency")
 """Clauses with an interval that may lie near its threshold."""
 
 

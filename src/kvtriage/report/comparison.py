@@ -32,9 +32,14 @@ _ENGINE = (
     "threads",
     "kl_top_k",
     "readback",
+    "scoring",
     "server",
+    "repeat",
+    "rounding",
+    "probe_numerics",
+    "mixed_backends",
 )
-"""Of the conditions: those that come with who ran the model. The others follow from model, text and study."""
+"""Of the conditions: those that come with who ran the model, and how. The others follow from model, text and study."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ __all__ = [
     "axis_number",
     "axis_percent",
     "axis_tokens",
+    "counted",
     "exact",
     "interval",
     "percent",
@@ -107,6 +108,11 @@ def interval(low: float, high: float, form: Callable[[float], str] = rounded) ->
     if math.isinf(low) or math.isinf(high):
         return "no interval"
     return f"{form(low)} to {form(high)}"
+
+
+def counted(count: int, what: str) -> str:
+    """(1, 'probe text') → '1 probe text', (2, 'probe text') → '2 probe texts'."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def times(ratio: float) -> str:

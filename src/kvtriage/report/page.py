@@ -18,13 +18,14 @@ from kvtriage.report.arms import style_of
 from kvtriage.report.beside import encode_beside
 from kvtriage.report.brief import describe_choice, tell_in_brief
 from kvtriage.report.charts.svg import in_plain_sight, to_markup
+from kvtriage.report.conditions import conditions, study_toml
 from kvtriage.report.figures import FIGURES
 from kvtriage.report.figures.base import Absent, Figure
 from kvtriage.report.load import under_load
 from kvtriage.report.numbers import Sentence, Shown, percent, rounded, say, signed, times
 from kvtriage.report.pools import reserved_pools
 from kvtriage.report.quality import METRICS, Metric, drift_of
-from kvtriage.report.tables import arm_rows, conditions, held_bytes, price_table, reason_groups, study_toml
+from kvtriage.report.tables import arm_rows, held_bytes, price_table, reason_groups
 from kvtriage.report.timings import latency_of
 from kvtriage.report.view import CaseView
 from kvtriage.stats import Interval, Line

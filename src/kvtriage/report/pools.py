@@ -12,8 +12,8 @@ from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.server_args import skip_entries
 from kvtriage.records.case import ArmRecord, Conditions, PoolTrial
 from kvtriage.report.arms import style_of
-from kvtriage.report.figures.base import Table
-from kvtriage.report.numbers import times
+from kvtriage.report.figures.base import Cell, Table
+from kvtriage.report.numbers import Shown, times
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_bytes, format_tokens
 
@@ -58,17 +58,17 @@ def reserved_pools(view: CaseView) -> tuple[str, Table] | None:
     return said, Table.of(names, rows, words=2)
 
 
-def _row(arm: ArmRecord, pool: PoolTrial, found: Comparison | str, base: int | None) -> tuple[str, ...]:
+def _row(arm: ArmRecord, pool: PoolTrial, found: Comparison | str, base: int | None) -> tuple[Cell, ...]:
     return (
         style_of(arm).short,
         found if isinstance(found, str) else _came_out(found),
-        "" if pool.memory_bytes is None else format_bytes(pool.memory_bytes),
-        f"{pool.blocks:,}",
-        f"{pool.block_size:,}",
-        f"{pool.max_concurrency:,.2f}",
-        format_tokens(pool.tokens),
+        None if pool.memory_bytes is None else Shown(pool.memory_bytes, format_bytes(pool.memory_bytes)),
+        pool.blocks,
+        pool.block_size,
+        Shown(pool.max_concurrency, f"{pool.max_concurrency:,.2f}"),
+        pool.tokens,
         "" if isinstance(found, str) else _predicted(found),
-        times(pool.tokens / base) if base else "",
+        Shown(pool.tokens / base, times(pool.tokens / base)) if base else None,
     )
 
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtriage.records.case import ArmRecord
-from kvtriage.records.pairing import KL, NEEDLE_HIT, NEEDLE_NLL, NLL, TOP1, Measure
+from kvtriage.records.pairing import (
+    AGREED,
+    BASELINE,
+    GENERATED_KL,
+    KL,
+    NEEDLE_HIT,
+    NEEDLE_NLL,
+    NLL,
+    TOP1,
+    Measure,
+    generated_spans,
+)
 from kvtriage.report.view import CaseView
 from kvtriage.stats import Interval, paired_interval, share_interval
 
-__all__ = ["METRICS", "Drift", "Metric", "drift_of", "drifts", "noise_of"]
+__all__ = ["METRICS", "Drift", "Metric", "drift_of", "drifts", "metrics_of", "noise_of"]
 
 
 @dataclass(frozen=True)
@@ -22,9 +33,9 @@ class Metric:
     share: bool = False
 
     @property
-    def is_count(self) -> bool:
-        """Answers found are counted for every arm, BF16 included; all else is a difference from BF16."""
-        return self.measure == NEEDLE_HIT
+    def of_each_arm(self) -> bool:
+        """Answers found and tokens written alike mean something for BF16 repeated too; all else is a difference."""
+        return self.measure in (NEEDLE_HIT, AGREED)
 
     @property
     def signed(self) -> bool:
@@ -32,13 +43,28 @@ class Metric:
         return self.measure.reference is not None
 
 
+_AGREED = Metric(AGREED, "Written as BF16 writes", "share of its tokens, to the first other", share=True)
+
 METRICS = (
     Metric(KL, "KL divergence from BF16", "nats per token"),
     Metric(NLL, "Increase of NLL", "nats per token"),
     Metric(TOP1, "Most likely token changed", "share of positions", share=True),
-    Metric(NEEDLE_NLL, "Needle: increase of the answer's NLL", "nats per token"),
-    Metric(NEEDLE_HIT, "Needle: answers found", "share of items", share=True),
+    Metric(NEEDLE_NLL, "Retrieval: increase of the answer's NLL", "nats per token"),
+    Metric(NEEDLE_HIT, "Retrieval: answers found", "share of items", share=True),
 )
+
+
+def metrics_of(view: CaseView) -> tuple[Metric, ...]:
+    """METRICS, each span of what BF16 wrote, and how much of it the arms of a server wrote alike."""
+    spans = tuple(
+        Metric(
+            replace(GENERATED_KL, metric=f"{GENERATED_KL.metric}@{last}"),
+            f"KL along what BF16 wrote, tokens {first:,}–{last:,}",
+            "nats per token",
+        )
+        for first, last in generated_spans(view.pairs.scores_of(BASELINE).values())
+    )
+    return (*METRICS, *spans, _AGREED)
 
 
 @dataclass(frozen=True)
@@ -62,7 +88,7 @@ def drift_of(view: CaseView, metric: Metric, arm: ArmRecord, bucket: int | None)
     values, confidence = view.pairs.drift(metric.measure, arm.name, bucket).values, view.plan.study.rule.confidence
     if not values:
         return None
-    if metric.is_count:
+    if metric.measure == NEEDLE_HIT:
         interval = share_interval(round(sum(values)), len(values), confidence)
     else:
         interval = paired_interval(values, confidence)
@@ -70,5 +96,5 @@ def drift_of(view: CaseView, metric: Metric, arm: ArmRecord, bucket: int | None)
 
 
 def noise_of(view: CaseView, metric: Metric, bucket: int | None) -> float | None:
-    """Mean absolute difference of BF16 repeated from BF16; None where it was not measured."""
-    return view.pairs.noise(metric.measure, bucket)
+    """Mean absolute difference of BF16 repeated from BF16; None where it was not measured, or is an arm like others."""
+    return None if metric.of_each_arm else view.pairs.noise(metric.measure, bucket)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup
 
 from kvtriage.records.case import ArmRecord
+from kvtriage.records.pairing import Item
 from kvtriage.report.arms import style_of
 from kvtriage.report.beside import encode_beside
 from kvtriage.report.brief import Told, describe_choice, tell_in_brief
@@ -147,26 +148,23 @@ def _cells(span: Interval | None) -> tuple[Cell, Cell, Cell]:
 
 def _change(metric: Metric, arm: str, views: tuple[CaseView, CaseView]) -> Interval | None:
     """B less A over the items that both scored."""
-    values = []
-    for view in views:
-        keeps = metric.measure.keeps(None)
-        own = {
-            item: trial.metrics.get(metric.measure.metric)
-            for item, trial in view.pairs.scores_of(arm).items()
-            if keeps(trial)
-        }
-        reference = metric.measure.reference
-        base = {} if reference is None else view.pairs.scores_of(reference)
-        values.append(
-            {
-                item: value - (0.0 if reference is None else base[item].metrics.get(metric.measure.metric) or 0.0)
-                for item, value in own.items()
-                if value is not None and (reference is None or item in base)
-            }
-        )
-    both = sorted(values[0].keys() & values[1].keys())
+    before, after = (_drift_by_item(metric, arm, view) for view in views)
+    both = sorted(before.keys() & after.keys())
     confidence = views[0].plan.study.rule.confidence
-    return paired_interval([values[1][item] - values[0][item] for item in both], confidence) if both else None
+    return paired_interval([after[item] - before[item] for item in both], confidence) if both else None
+
+
+def _drift_by_item(metric: Metric, arm: str, view: CaseView) -> dict[Item, float]:
+    """Of the items that the arm could score, and BF16 too where the metric is a difference from it."""
+    name, reference, keeps = metric.measure.metric, metric.measure.reference, metric.measure.keeps(None)
+    base = {} if reference is None else view.pairs.scores_of(reference)
+    found = {}
+    for item, trial in view.pairs.scores_of(arm).items():
+        value = trial.metrics.get(name) if keeps(trial) else None
+        native = base[item].metrics.get(name) if item in base else None
+        if value is not None and (reference is None or native is not None):
+            found[item] = value - (native or 0.0)
+    return found
 
 
 def _answer(a: CaseView, b: CaseView, paired: bool) -> str:

@@ -1,13 +1,9 @@
-"""The tables that stand on the page by themselves: arms and prices, the bytes held, reasons, conditions."""
+"""The tables that stand on the page by themselves: arms and prices, the bytes held, reasons."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
-
-import msgspec
 
 from kvtriage.kvcache.price import price_policy
 from kvtriage.records.case import ArmRecord, Reason
@@ -15,21 +11,19 @@ from kvtriage.report.arms import layer_ranges, style_of
 from kvtriage.report.charts.svg import canvas, group, marker
 from kvtriage.report.clauses import name_cell, name_clause, show_interval, show_quantity, show_threshold
 from kvtriage.report.figures.base import Cell, Table
-from kvtriage.report.numbers import exact, times
+from kvtriage.report.numbers import times
 from kvtriage.report.view import CaseView
-from kvtriage.units import GIB, KIB, MIB, format_bytes, format_tokens
+from kvtriage.units import GIB, KIB, MIB, format_bytes
 
 __all__ = [
     "ArmRow",
-    "Fact",
     "ReasonGroup",
     "ReasonRow",
     "arm_rows",
-    "conditions",
+    "format_price",
     "held_bytes",
     "price_table",
     "reason_groups",
-    "study_toml",
 ]
 
 _STATUSES = {"met": ("met", "met"), "unmet": ("unmet", "not met"), "cannot_tell": ("unknown", "can't tell")}
@@ -71,15 +65,6 @@ class ReasonGroup:
     rows: tuple[ReasonRow, ...]
 
 
-@dataclass(frozen=True)
-class Fact:
-    """One line of the conditions; `code` sets it in the fixed-width face."""
-
-    name: str
-    value: str
-    code: bool = False
-
-
 def arm_rows(view: CaseView) -> tuple[ArmRow, ...]:
     """Every arm, priced where a server could hold it that way."""
     return tuple(_arm_row(view, arm) for arm in view.evidence.arms)
@@ -95,7 +80,8 @@ def _arm_row(view: CaseView, arm: ArmRecord) -> ArmRow:
         chosen=arm.name == view.verdict.arm,
         words="; ".join(part for part in (arm.label, _skipped(arm), _note(view, arm)) if part and part != style.short),
         prices=tuple(
-            (_price(sheet.policy_bytes), f"{sheet.policy_bytes:,} B", times(sheet.ratio_vs_bf16)) for sheet in sheets
+            (format_price(sheet.policy_bytes), f"{sheet.policy_bytes:,} B", times(sheet.ratio_vs_bf16))
+            for sheet in sheets
         ),
         scale_bytes=f"{sheets[0].scale_bytes:,} B" if sheets and sheets[0].scale_bytes else "",
     )
@@ -111,7 +97,7 @@ def price_table(view: CaseView) -> Table:
     return Table.of(("arm", "context, tokens", "bytes", "times BF16's tokens", "scales, bytes"), rows)
 
 
-def _price(count: int) -> str:
+def format_price(count: int) -> str:
     """As `format_bytes`, but with a second decimal where one is not exact, halves rounded up.
 
     Half of 4.5 MiB then reads 2.25 MiB, and the ratio beside it can be seen to be right.
@@ -192,90 +178,3 @@ def _reason_row(reason: Reason) -> ReasonRow:
         items=f"{reason.items:,}{needed}" if reason.items else "",
         text=reason.text,
     )
-
-
-def conditions(view: CaseView) -> tuple[tuple[str, tuple[Fact, ...]], ...]:
-    """Headed groups of facts that make the numbers what they are."""
-    plan, seen = view.plan, view.evidence.conditions
-    return (
-        (
-            "Model",
-            (
-                Fact("named as", plan.model.source),
-                Fact("folder", plan.model.path, code=True),
-                Fact("architecture", f"{plan.model.architecture} ({plan.model_type})"),
-                Fact("parameters", f"{plan.model.parameters:,}"),
-                Fact("layers", _layers(view)),
-                Fact("longest context", f"{format_tokens(plan.max_model_len)} tokens"),
-                Fact("fingerprint", plan.model.fingerprint, code=True),
-            ),
-        ),
-        (
-            "Text",
-            (
-                Fact("source", plan.data.source, code=True),
-                Fact("size", f"{plan.data.documents:,} documents, {plan.data.characters:,} characters"),
-                Fact("calibrated on", f"{view.scales.calibration_tokens:,} tokens, disjoint from the evaluation"),
-                Fact("SHA-256", plan.data.sha256, code=True),
-            ),
-        ),
-        (
-            "Engine",
-            (
-                Fact("engine", f"{seen.engine} {seen.engine_version}"),
-                Fact("device", f"{seen.device}, {seen.threads} threads"),
-                Fact("attention", seen.backend),
-                *((Fact("server", " ".join(seen.server), code=True),) if seen.server else ()),
-                Fact("numerics", f"{seen.numerics}: {_NUMERICS.get(seen.numerics, 'as recorded')}"),
-                Fact("arithmetic", f"{seen.compute_dtype}; unquantised cache {seen.native_dtype}"),
-                Fact("cache memory", format_bytes(seen.memory_bytes)),
-                Fact("noise floor", f"KL {exact(view.evidence.noise_floor_kl)} nats per token"),
-                Fact(
-                    "peak memory",
-                    format_bytes(max(view.scales.peak_bytes, view.sensitivities.peak_bytes, view.evidence.peak_bytes)),
-                ),
-            ),
-        ),
-        ("Records", tuple(_records(view))),
-    )
-
-
-_NUMERICS = {
-    "storage": "K and V stored in FP8, arithmetic in the wider type",
-    "attention": "Q, K, V and the probabilities in FP8",
-}
-
-
-def _layers(view: CaseView) -> str:
-    first = view.spec.layers[0]
-    counts: dict[str, int] = {}
-    for layer in view.spec.layers:
-        name = "full" if layer.window_tokens is None else f"sliding {layer.window_tokens:,}"
-        counts[name] = counts.get(name, 0) + 1
-    kinds = ", ".join(f"{count} {name}" for name, count in counts.items())
-    return (
-        f"{kinds}; {first.num_attention_heads} query and {first.num_kv_heads} KV heads of {first.head_dim} in layer "
-        f"{first.layer_idx}"
-    )
-
-
-def _records(view: CaseView) -> Iterator[Fact]:
-    yield Fact("kvtriage", view.verdict.kvtriage_version)
-    yield Fact("schema", str(view.verdict.schema))
-    yield Fact("conditions", view.evidence.conditions_hash, code=True)
-    yield Fact("scales", view.evidence.conditions.scales, code=True)
-    for name, sha256 in view.verdict.inputs.items():
-        yield Fact(name, sha256, code=True)
-
-
-def study_toml(view: CaseView) -> str:
-    """The study as a study.toml that gives it again."""
-    fields = msgspec.to_builtins(view.plan.study)
-    rule = fields.pop("rule")
-    lines = [f"{name} = {_toml(value)}" for name, value in fields.items()]
-    lines += ["", "[rule]", *(f"{name} = {_toml(value)}" for name, value in rule.items())]
-    return "\n".join(lines)
-
-
-def _toml(value: object) -> str:
-    return json.dumps(value)

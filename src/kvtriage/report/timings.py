@@ -57,9 +57,12 @@ def curve_lengths(timings: tuple[ArmTimings, ...], steps: int = 32) -> tuple[flo
 def band_of(
     fit: Line | Parabola, lengths: tuple[float, ...], confidence: float, times: float = 1.0
 ) -> tuple[tuple[float, float, float], ...]:
-    """(length, low, high) of the fit, `times` its seconds; empty where nothing is left to judge it by."""
+    """(length, low, high) of the fit, `times` its seconds; empty where nothing is left to judge it by.
+
+    No time is below zero, wherever the fit's own band reaches.
+    """
     bands = [(n, fit.band_at(n, confidence)) for n in lengths]
-    return tuple((n, band[0] * times, band[1] * times) for n, band in bands if band is not None)
+    return tuple((n, max(0.0, band[0]) * times, band[1] * times) for n, band in bands if band is not None)
 
 
 def over_traffic(view: CaseView, arm: ArmRecord) -> tuple[str, str, str]:

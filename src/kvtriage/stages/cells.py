@@ -6,7 +6,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvtriage.records.case import ScoreTrial
-from kvtriage.records.pairing import BASELINE, GENERATED_KL, KL, NEEDLE_NLL, NLL, TOP1, Measure, Trials, kind_of
+from kvtriage.records.pairing import (
+    BASELINE,
+    GENERATED_KL,
+    KL,
+    NEEDLE_NLL,
+    NLL,
+    TOP1,
+    Measure,
+    Trials,
+    generated_spans,
+    kind_of,
+)
 from kvtriage.stages.wording import format_nats, format_share
 
 __all__ = ["Cell", "Quality", "quality_cells"]
@@ -95,9 +106,7 @@ def _retrieval_cells(arm: str, asked: Collection[ScoreTrial]) -> Iterator[Cell]:
 def _generation_cells(arm: str, asked: Collection[ScoreTrial]) -> Iterator[Cell]:
     """Bucket × span of generated tokens, and every span over all buckets."""
     written = [trial for trial in asked if kind_of(trial) == "generation"]
-    metric = f"{GENERATED_KL.metric}@"
-    ends = sorted({int(key.removeprefix(metric)) for t in written for key in t.metrics if key.startswith(metric)})
-    spans = list(zip((1, *(end + 1 for end in ends)), ends, strict=False))
+    spans = generated_spans(written)
     for bucket in _with_all(sorted({trial.bucket for trial in written})):
         yield from (Cell("generated", arm, bucket, None, span) for span in spans)
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from kvtriage.kvcache.allocator import (
-    Backend,
     HybridManager,
     LayerStack,
     Layout,
@@ -23,7 +22,7 @@ from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.kvcache.support.cautions import Severity
 from kvtriage.kvcache.support.findings import check_support
 from kvtriage.records.case import Plan
-from kvtriage.records.values import cache_spec
+from kvtriage.records.values import cache_spec, serving_backend
 
 __all__ = ["Layers", "Pricing", "SetPrice"]
 
@@ -114,9 +113,7 @@ class Pricing:
 
 
 def _starts(plan: Plan, max_model_len: int) -> Iterator[tuple[tuple[str, ...], EngineArgs]]:
-    known = {backend.value.lower(): backend for backend in Backend}
-    backend = known.get(plan.study.backend, Backend.FLASH_ATTN)
-    args = EngineArgs(attention_backend=backend, max_model_len=max_model_len)
+    args = EngineArgs(attention_backend=serving_backend(plan.study), max_model_len=max_model_len)
     yield (), args
     yield (WITHOUT_HYBRID_MANAGER,), replace(args, hybrid_manager=HybridManager.OFF)
     yield (BLOCKS_OUTERMOST,), replace(args, layout=Layout.BLHNC)

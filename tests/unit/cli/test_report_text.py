@@ -34,13 +34,23 @@ def test_the_text_says_what_the_page_says() -> None:
         "Per-head scales repair the FP8 cache of smollm2-135m-planted.",
         "Do                   Serve FP8 with per-head scales, all 30 layers, with the command below.",
         "(0.00870 to 0.0116); 4.3 % of the most likely",
-        "FP8 per-head             2.8 MiB   2.00×",
+        "FP8 per-head             2.81 MiB  2.00×",
         "     11         0.0635 ▒█",
         "Range is lost above all in layer 11",
         "- Latency was measured on a CPU",
         "vllm serve case/checkpoint --kv-cache-dtype fp8",
     ):
         assert part in told
+
+
+def test_what_was_estimated_is_marked() -> None:
+    case = smollm_like()
+    rows = tuple(msgspec.structs.replace(row, exact=row.layers != (11,)) for row in case.sensitivities.layer_probes)
+    screened = replace(case, sensitivities=msgspec.structs.replace(case.sensitivities, layer_probes=rows))
+    told = "\n".join(lines(screened, 100))
+    assert "     11        ~0.0635 ▒█" in told
+    assert "; ~ estimated" in told
+    assert "estimated" not in "\n".join(lines(case, 100))
 
 
 def test_an_open_verdict_has_no_command() -> None:

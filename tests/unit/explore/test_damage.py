@@ -65,6 +65,23 @@ def test_what_was_probed_together_is_told_beside_the_sum() -> None:
     assert "damage does not add: 3 layers that sum to 0.1200 came to 0.3000 together" in part.notes
 
 
+def test_what_was_only_estimated_is_told() -> None:
+    subject = probed(*UNIT)
+    assert subject.measured is not None
+    assert subject.measured.sensitivities is not None
+    first, *others = subject.measured.sensitivities.layer_probes
+    rows = (first, *(msgspec.structs.replace(row, exact=False) for row in others))
+    sensitivities = msgspec.structs.replace(subject.measured.sensitivities, layer_probes=rows)
+    screened = replace(subject, measured=replace(subject.measured, sensitivities=sensitivities))
+    notes = {}
+    for skip in ((), (1, 2)):
+        found = expect_damage(screened, policy_of(screened, skip, Scaling.UNIT), Scaling.UNIT)
+        assert found is not None
+        notes[skip] = " ".join(found.notes)
+    assert "of 3 layers 2 only estimated, and not measured" in notes[()]
+    assert "estimated" not in notes[1, 2]
+
+
 def test_bf16_has_none_and_a_scaling_that_was_not_probed_is_not_guessed() -> None:
     subject = probed(*UNIT)
     native = expect_damage(subject, policy_of(subject, (0, 1, 2), Scaling.UNIT), Scaling.UNIT)

@@ -37,7 +37,7 @@ def test_every_point_is_priced_as_it_would_be_alone() -> None:
         line = reserve(
             GPT_OSS_20B,
             policy_of(subject, point.skip_layers, choice.scaling),
-            engine_args(choice),
+            engine_args(subject, choice),
             choice.memory_bytes,
         )
         assert isinstance(line, Capacity)
@@ -46,7 +46,7 @@ def test_every_point_is_priced_as_it_would_be_alone() -> None:
 
 def test_without_probes_layers_stand_in_for_damage() -> None:
     front = build_front(hybrid(12), ask(hybrid(12)))
-    assert front.loss_name == "layers in FP8"
+    assert (front.loss_name, front.better) == ("layers in FP8", "fewer layers in FP8")
     assert {point.loss for point in front.points if point.name == "all FP8"} == {12.0}
 
 

@@ -12,6 +12,7 @@ from kvtriage.explore.layers import view_model
 from kvtriage.explore.policies import engine_args, policy_of
 from kvtriage.explore.pricing import answer
 from kvtriage.explore.subject import Subject
+from kvtriage.kvcache.allocator import Backend
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.prices.explain import Explanation, explain
 from kvtriage.kvcache.spec import CacheSpec
@@ -29,7 +30,7 @@ def test_the_figures_are_those_of_the_allocator() -> None:
     choice = ask(GPT_OSS, skip=SLIDING)
     found = answer(GPT_OSS, choice)
     policy = policy_of(GPT_OSS, choice.skip_layers, choice.scaling)
-    explained = explain(GPT_OSS_20B, policy, engine_args(choice), choice.memory_bytes, choice.context_len)
+    explained = explain(GPT_OSS_20B, policy, engine_args(GPT_OSS, choice), choice.memory_bytes, choice.context_len)
     assert isinstance(explained, Explanation)
     assert found.held_bytes == explained.held.reserved_bytes
     assert found.reserved_bytes == explained.reserved.reserved_bytes
@@ -82,6 +83,27 @@ def test_a_refusal_is_said_and_the_rest_stays() -> None:
     odd = answer(GPT_OSS, ask(GPT_OSS, tp="3"))
     assert odd.said[0].severity == "refused"
     assert [column.tokens for column in odd.columns] == ["refused"] * 3
+
+
+def test_pages_are_the_backends() -> None:
+    on_cpu = replace(GPT_OSS, backend=Backend.CPU_ATTN)
+    tokens = [answer(subject, ask(subject, scaling="per_tensor")).reported_tokens for subject in (GPT_OSS, on_cpu)]
+    assert tokens == [929_341, 1_111_466]
+
+
+def test_a_set_that_needs_a_flag_is_told_which() -> None:
+    """A full layer in BF16 beside sliding ones in FP8."""
+    refused = answer(GPT_OSS, ask(GPT_OSS, skip="1")).said[0]
+    assert refused.severity == "refused"
+    assert "it would with --disable-hybrid-kv-cache-manager" in refused.hint
+    assert "it would with" not in answer(GPT_OSS, ask(GPT_OSS, memory="1048576")).said[0].hint
+
+
+def test_with_one_kv_head_the_per_tensor_checkpoint_is_served() -> None:
+    models = {Scaling.PER_HEAD: "per-head", Scaling.PER_TENSOR: "per-tensor"}
+    one, many = replace(measured(gemma_like()), models=models), replace(GPT_OSS, models=models)
+    assert "vllm serve per-tensor " in answer(one, ask(one, scaling="per_head")).serve
+    assert "vllm serve per-head " in answer(many, ask(many, scaling="per_head")).serve
 
 
 def test_a_gpu_is_asked_what_it_can_do() -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
+
 from kvtriage.explore.progress import Records, judge, measure_arms, name_stage, provisional
-from kvtriage.records.case import Trial
+from kvtriage.records.case import LoadTrial, Trial
 from kvtriage.records.pairing import BASELINE
-from tests.unit.report.cases import Case, gemma_like, smollm_like
+from kvtriage.records.study import Study
+from tests.unit.report.cases import CONDITIONS_HASH, Case, gemma_like, smollm_like
+from tests.unit.report.test_frontier_figure import FRONTIER
 
 
 def records(case: Case, *, whole: bool = False) -> Records:
@@ -26,6 +32,42 @@ def test_stages_follow_one_another() -> None:
     assert name_stage(records(case)) == "ablate"
     assert name_stage(Records(case.plan, case.scales, case.sensitivities, case.evidence)) == "decide"
     assert name_stage(records(case, whole=True)) == "done"
+
+
+def asking(case: Case, study: Study) -> Records:
+    return Records(msgspec.structs.replace(case.plan, study=study), case.scales, case.sensitivities)
+
+
+def test_a_search_stands_between_diagnose_and_ablate() -> None:
+    case = gemma_like()
+    searching = asking(case, Study(search=True))
+    assert name_stage(searching) == "search"
+    assert name_stage(replace(searching, frontier=FRONTIER)) == "ablate"
+    assert name_stage(replace(searching, evidence=case.evidence)) == "decide"
+
+
+def test_every_task_and_every_loop_is_counted() -> None:
+    """Two buckets, of which one reaches past the window of 512; two rates beside two lengths and a batch."""
+    case = gemma_like()
+    study = Study(
+        buckets=(256, 1024),
+        items_per_bucket=4,
+        needle_depths=(0.5,),
+        window_needles=3,
+        recalls_per_bucket=2,
+        generation_items=1,
+        latency_contexts=(128, 256),
+        latency_repeats=1,
+        request_rates=(1.0, 2.0),
+    )
+    loop = LoadTrial(
+        arm=BASELINE, request_rate=1.0, context_len=128, due_s=(0.0,), ttft_s=(0.1,), token_s=((0.1,),),
+        conditions=CONDITIONS_HASH,
+    )  # fmt: skip
+    rows = measure_arms(asking(case, study), (*one_round(case), loop))
+    baseline = next(arm for arm in rows if arm.name == BASELINE)
+    assert (baseline.scored, baseline.asked) == (1, 2 * (4 + 1 + 2 + 1) + 2 * 3)
+    assert (baseline.timed, baseline.to_time) == (1, 5)
 
 
 def test_nothing_is_made_up_before_there_are_trials() -> None:

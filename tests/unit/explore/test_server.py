@@ -99,6 +99,13 @@ def test_a_question_is_answered_and_nonsense_refused(server: ExplorerServer) -> 
         assert json.loads(body).keys() == {"error", "hint"}
 
 
+@pytest.mark.parametrize("target", ["http://[/", "/price?" + "&".join(f"k{number}=1" for number in range(17))])
+def test_what_is_no_address_is_refused_in_words(server: ExplorerServer, target: str) -> None:
+    with socket.create_connection((HOST, server.server_port), timeout=10) as connection:
+        connection.sendall(f"HEAD {target} HTTP/1.1\r\nHost: {HOST}:{server.server_port}\r\n\r\n".encode())
+        assert connection.recv(1024).startswith(b"HTTP/1.1 400 ")
+
+
 def test_a_model_alone_has_no_events(server: ExplorerServer) -> None:
     assert ask(server, "/events")[0] == 404
 

@@ -24,7 +24,7 @@ def test_a_toggle_is_the_difference_of_two_whole_prices(spec: CacheSpec, tp: str
     subject = Subject("m", "m", spec)
     for kept in ((), subject.holders[::3], subject.holders[:-1]):
         choice = replace(ask(subject, tp=tp, context=str(min(4096, spec.max_model_len))), skip_layers=kept)
-        args = engine_args(choice)
+        args = engine_args(subject, choice)
         before = policy_of(subject, kept, choice.scaling)
         toggles = {layer: toggle for toggle in price_toggles(subject, choice) for layer in toggle.layers}
         assert tuple(sorted(toggles)) == subject.holders

@@ -9,12 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kvtriage import __version__
 from kvtriage.cli.case import TRIALS, CaseFolder
 from kvtriage.errors import CaseError
 from kvtriage.explore.watch import LOOK_EVERY_S, CaseWatch
+from kvtriage.kvcache.allocator import Backend
 from kvtriage.kvcache.policy import Scaling
+from kvtriage.records.frontier import Frontier
 from tests.unit.explore.subjects import append_trials, write_case
 from tests.unit.report.cases import gemma_like, smollm_like
+from tests.unit.report.test_frontier_figure import FRONTIER
 
 
 @dataclass
@@ -57,6 +61,31 @@ def test_a_study_is_followed_to_its_verdict(tmp_path: Path) -> None:
     assert [snapshot.version for snapshot in seen] == sorted({snapshot.version for snapshot in seen})
     assert all(snapshot.problem is None for snapshot in seen)
     assert seen[-1].records > seen[0].records
+
+
+def test_the_layers_that_a_search_found_are_the_suspects(tmp_path: Path) -> None:
+    case = gemma_like()
+    folder = write_case(tmp_path / "case", case, "sensitivities")
+    watch, clock = watched(folder)
+    (folder / "search.jsonl").write_bytes(b"")
+    inputs = CaseFolder(folder).inputs_for(Frontier)
+    CaseFolder(folder).save(msgspec.structs.replace(FRONTIER, kvtriage_version=__version__, inputs=inputs))
+    clock.now += 1
+    measured = watch.subject().measured
+    assert measured is not None
+    assert measured.sensitivities is not None
+    assert measured.sensitivities.suspects == FRONTIER.found != case.sensitivities.suspects
+
+
+def test_a_case_is_priced_for_the_backend_of_its_study(tmp_path: Path) -> None:
+    case = smollm_like()
+    study = msgspec.structs.replace(case.plan.study, backend="cpu_attn")
+    other = replace(case, plan=msgspec.structs.replace(case.plan, study=study))
+    backends = [
+        watched(write_case(tmp_path / name, each, "plan"))[0].subject().backend
+        for name, each in (("gpu", case), ("cpu", other))
+    ]
+    assert backends == [Backend.FLASH_ATTN, Backend.CPU_ATTN]
 
 
 def test_files_are_looked_at_every_half_second_at_most(tmp_path: Path) -> None:

@@ -39,7 +39,20 @@ from kvtriage.records.case import (
 from kvtriage.records.study import Study
 from kvtriage.report import CaseView, Report, render_report
 
-__all__ = ["Case", "deep", "gemma_like", "large", "render", "report_of", "smollm_like", "undecided", "view_of"]
+__all__ = [
+    "Case",
+    "deep",
+    "gemma_like",
+    "large",
+    "render",
+    "report_of",
+    "smollm_like",
+    "undecided",
+    "view_of",
+    "with_hostile_text",
+    "without_arms",
+    "written_by_bf16",
+]
 
 VERSION = "0.1.0"
 CONDITIONS_HASH = "c0ffee" + "0" * 58
@@ -162,6 +175,18 @@ def undecided() -> Case:
         caveats=_CAVEATS[:1], next_step="Run it again with --items 41.",
     )  # fmt: skip
     return replace(case, trials=trials, verdict=verdict)
+
+
+def written_by_bf16(case: Case) -> Case:
+    """The texts continued by BF16, and answered by a server that gives no likelihoods."""
+    marks = {"nll": 2.0, "kl": 0.02, "top1_changed": 0.1, "first_divergence": 40.0}
+    spans = {"kl@32": 0.01, "alike@32": 1.0, "kl@128": 0.03, "alike@128": 0.0}
+    nothing = {"nll": None, "kl": None, "top1_changed": None}
+    texts = [trial for trial in case.trials if isinstance(trial, ScoreTrial) and trial.task == "text"]
+    more = [msgspec.structs.replace(t, task="generation", metrics={**marks, **spans}) for t in texts]
+    alike = [msgspec.structs.replace(t, metrics={**nothing, "agreed": 1.0 if "bf16" in t.arm else 0.75}) for t in texts]
+    others = [trial for trial in case.trials if trial not in texts]
+    return replace(case, trials=(*others, *more, *alike))
 
 
 def deep(num_layers: int = 10_000) -> Case:

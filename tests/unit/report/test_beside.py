@@ -6,14 +6,28 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
 import msgspec
 import pytest
 
+from kvtriage.records.frontier import Frontier
+from kvtriage.report import render_report
 from kvtriage.report.figures import FIGURES
-from tests.unit.report.cases import Case, gemma_like, large, report_of, smollm_like, undecided, without_arms
+from tests.unit.report.cases import (
+    Case,
+    gemma_like,
+    large,
+    report_of,
+    smollm_like,
+    undecided,
+    view_of,
+    without_arms,
+    written_by_bf16,
+)
+from tests.unit.report.test_frontier_figure import FRONTIER
 
 NUMBER = re.compile(r"(?<![\w.,⁻])[−-]?\d[\d,]*(?:\.\d+)?(?:e[-−+]?\d+)?(?: × 10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)?(?![\w⁻²])")
 UNITS = {"%": 100.0, "KiB": 2.0**-10, "MiB": 2.0**-20, "GiB": 2.0**-30, "ms": 1e3, "µs": 1e6}
@@ -82,9 +96,9 @@ def leaves(value: Any) -> Iterator[float]:
                 yield from leaves(inner)
 
 
-def strangers(case: Case) -> list[str]:
+def strangers(case: Case, frontier: Frontier | None = None) -> list[str]:
     """'place: number' for each number on the page that is in no JSON."""
-    report = report_of(case)
+    report = render_report(replace(view_of(case), frontier=frontier))
     beside = json.loads(report.beside)
     records = [msgspec.to_builtins(record) for record in (case.plan, case.evidence, case.verdict)]
     verdict_and_plan = list(
@@ -128,6 +142,10 @@ def counts_of_layers(case: Case) -> Iterator[float]:
 @pytest.mark.parametrize("make", [gemma_like, smollm_like, undecided, large])
 def test_every_number_on_the_page_is_in_the_json_beside_it(make: Callable[[], Case]) -> None:
     assert strangers(make()) == []
+
+
+def test_so_is_every_number_of_a_search_and_of_what_was_generated() -> None:
+    assert strangers(written_by_bf16(gemma_like()), FRONTIER) == []
 
 
 def test_a_number_from_nowhere_is_noticed() -> None:

@@ -132,11 +132,28 @@ def test_layer_rows_shade_by_value_and_mark_suspects() -> None:
 def test_stacked_bars_split_at_the_bound() -> None:
     spec = CacheSpec("x", tuple(LayerSpec(i, LayerKind.FULL, 4, 2, 64, 64) for i in range(2)), 1024)
     bars = [StackedBar(0.01, 0.04, 0.011, "a"), StackedBar(0.02, 0.01, None, "b")]
-    drawn = draw_stacked(spec_frame(spec, proven=True), bars, label="bars", unit="KL", tick_text=axis_number)
+    drawn = draw_stacked(
+        spec_frame(spec, proven=True), bars, label="bars", unit="KL", tick_text=axis_number, names=("floor", "more", "")
+    )
     stay = [float(str(e.get("width"))) for e in drawn.iter("rect") if e.get("class") == "stay"]
     above = [float(str(e.get("width"))) for e in drawn.iter("rect") if e.get("class") == "repairable"]
     assert len(stay) == 2
     assert above == [pytest.approx(3 * stay[0], rel=0.01)]
+    assert inside(drawn)
+
+
+def test_the_parts_of_a_bar_are_named_where_they_are_largest() -> None:
+    """The floor of the second bar, and the rest and the tick of the first, whose middles lie to its right."""
+    spec = CacheSpec("x", tuple(LayerSpec(i, LayerKind.FULL, 4, 2, 64, 64) for i in range(2)), 1024)
+    bars = [StackedBar(0.01, 0.04, 0.03, "a"), StackedBar(0.02, 0.02, None, "b")]
+    names = ("mantissa", "range", "per-head scales")
+    drawn = draw_stacked(
+        spec_frame(spec, proven=True), bars, label="bars", unit="KL", tick_text=axis_number, names=names
+    )
+    led = [str(e.get("points")).split()[-1].split(",") for e in drawn.iter("polyline")]
+    assert [e.text for e in drawn.iter("text") if e.get("class") == "name"] == list(names)
+    assert float(led[0][0]) < float(led[1][0]) < float(led[2][0])
+    assert float(led[0][1]) > float(led[1][1]) == float(led[2][1])
     assert inside(drawn)
 
 
@@ -159,12 +176,12 @@ def test_a_deep_model_has_a_row_for_each_run_of_layers() -> None:
     values = tuple(float(i % 7) for i in range(1_000))
     drawing = to_markup(draw_heat(frame, [HeatColumn("0", "KV head", values)], label="x", shown=str, top=6.0))
     assert frame.layers_a_row == 7
-    assert frame.note == " A row is 7 neighbouring layers, and shows the worst."
+    assert frame.note.endswith("not proven. A row is 7 neighbouring layers, and shows the worst.")
     assert drawing.count("<title>") == 143
     assert "layer 6, KV head 0: 6.0" in drawing
     assert drawing.count("▸") == 2
     bars = [StackedBar(0.0, value, None, f"layer {i}") for i, value in enumerate(values)]
-    stacked = to_markup(draw_stacked(frame, bars, label="x", unit="y", tick_text=str))
+    stacked = to_markup(draw_stacked(frame, bars, label="x", unit="y", tick_text=str, names=("", "", "")))
     assert stacked.count("<title>") == 143
     assert "<title>layer 6</title>" in stacked
     shallow = LayerFrame(CacheSpec("llama", layers[:80], 4_096), suspects=(), proven=False)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from kvtriage.errors import CaseError
-from kvtriage.records.case import ScoreTrial
+from kvtriage.records.case import Conditions, ScoreTrial
 from kvtriage.report import render_comparison
 from kvtriage.report.comparison import asked_alike, differences, only_difference
 from tests.unit.report.cases import Case, gemma_like, smollm_like, undecided, view_of, with_hostile_text
@@ -33,6 +33,11 @@ def other_engine(case: Case) -> Case:
     conditions = msgspec.structs.replace(
         case.evidence.conditions, engine="vllm", engine_version="0.32.0", device="cuda"
     )
+    return replace(case, evidence=msgspec.structs.replace(case.evidence, conditions=conditions))
+
+
+def other_scoring(case: Case) -> Case:
+    conditions = msgspec.structs.replace(case.evidence.conditions, scoring="prompt_logprobs")
     return replace(case, evidence=msgspec.structs.replace(case.evidence, conditions=conditions))
 
 
@@ -64,6 +69,7 @@ def drifting_more(case: Case) -> Case:
         (other_text, "the text", "evening.jsonl"),
         (other_model, "the model", "models/fine-tune"),
         (other_engine, "the engine", "vllm, engine vllm, engine_version 0.32.0, device cuda"),
+        (other_scoring, "the engine", "embedded, scoring prompt_logprobs"),
         (other_rule, "the rule", "name fanout, kl_margin 0.1"),
         (other_setting, "the setting numerics", "attention"),
     ],
@@ -139,3 +145,30 @@ def test_hostile_names_stay_text() -> None:
     assert found.scripts == []
     assert "script" not in {tag for tag, _ in found.tags}
     assert "<script>alert(1)</script>" in found.said()
+
+
+FOLLOW = {"model", "data", "study", "numerics", "memory_bytes", "scales"}
+"""Conditions that model, text and study decide."""
+
+
+@pytest.mark.parametrize("field", sorted(set(Conditions.__struct_fields__) - FOLLOW))
+def test_whatever_else_is_a_condition_is_the_engines(field: str) -> None:
+    case = smollm_like()
+    conditions = msgspec.structs.replace(case.evidence.conditions, **{field: "another"})
+    other = replace(case, evidence=msgspec.structs.replace(case.evidence, conditions=conditions))
+    assert [found.what for found in differences(view_of(case), view_of(other))] == ["the engine"]
+
+
+def test_an_item_that_bf16_could_not_score_is_in_no_difference() -> None:
+    """As if it had not been asked; its NLL is not taken to be 0."""
+
+    def without_native_nll(case: Case) -> Case:
+        first = next(t for t in case.trials if isinstance(t, ScoreTrial) and (t.arm, t.task) == ("bf16", "text"))
+        unscored = msgspec.structs.replace(first, metrics={**first.metrics, "nll": None})
+        return replace(case, trials=tuple(unscored if trial is first else trial for trial in case.trials))
+
+    a, b = smollm_like(), other_rule(without_native_nll(smollm_like()))
+    rows = json.loads(render_comparison(view_of(a), view_of(b), ("one", "two")).beside)["figures"]["drift"]["rows"]
+    changes = [row[8] for row in rows if row[0] == "Increase of NLL"]
+    assert changes
+    assert all(change == pytest.approx(0.0, abs=1e-12) for change in changes)

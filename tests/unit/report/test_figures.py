@@ -20,7 +20,7 @@ from kvtriage.report.quality import METRICS, drift_of
 from kvtriage.report.tables import arm_rows, held_bytes, reason_groups
 from kvtriage.stages.quality import quality_clauses
 from kvtriage.units import format_tokens
-from tests.unit.report.cases import Case, deep, gemma_like, large, smollm_like, view_of, without_arms
+from tests.unit.report.cases import Case, deep, gemma_like, large, smollm_like, view_of, without_arms, written_by_bf16
 
 
 def drawn(name: str, case: Case) -> Figure:
@@ -279,7 +279,7 @@ def test_throughput_that_cannot_be_told_says_so(bf16: tuple[float, ...], fp8: tu
     case = smollm_like()
     trials = tuple(throughput_of("bf16", bf16) + throughput_of("fp8_per_head", fp8))
     figure = drawn("throughput", replace(case, trials=trials))
-    assert figure.answer.startswith("Can't tell on this machine: FP8 per-head against BF16 is")
+    assert figure.answer.startswith("Can't tell on this machine: in a repeat FP8 per-head gives")
     assert not [cell for row in figure.table.rows for cell in row if "∞" in cell or "inf" in cell]
 
 
@@ -307,6 +307,21 @@ def test_answers_found_have_wilsons_interval() -> None:
     assert drift is not None
     assert (drift.interval.mean, drift.interval.n) == (1.0, 6)
     assert drift.interval.low == pytest.approx(0.6097, abs=1e-4)
+
+
+def test_what_bf16_wrote_is_read_span_by_span_and_agreement_arm_by_arm() -> None:
+    figure = drawn("quality", written_by_bf16(smollm_like()))
+    titles = [panel.title for panel in figure.panels]
+    first, second = "KL along what BF16 wrote, tokens 1–32", "KL along what BF16 wrote, tokens 33–128"
+    agreed = "Written as BF16 writes"
+    assert titles[-3:] == [first, second, agreed]
+    cells = {(row[0], row[1], row[2]): row[3] for row in figure.table.cells}
+    assert cells[first, 256, "FP8 unit scale"] == pytest.approx(0.01)
+    assert cells[second, "all", "FP8 unit scale"] == pytest.approx(0.03)
+    assert (cells[agreed, 256, "BF16 repeated"], cells[agreed, 256, "FP8 unit scale"]) == (1.0, 0.75)
+    assert figure.facts[f"{first}, margin"] == 0.05
+    assert not any(agreed in name for name in figure.facts)
+    assert all(row[6] is None for row in figure.table.cells if row[0] == agreed)
 
 
 def test_report_and_verdict_read_the_same_drift() -> None:

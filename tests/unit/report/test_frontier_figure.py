@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
+import pytest
 
 from kvtriage.records.frontier import Difference, Frontier, SetRow
 from kvtriage.report.charts.svg import to_markup
 from kvtriage.report.figures.base import Absent, Figure
 from kvtriage.report.figures.frontier import draw_frontier
+from kvtriage.report.numbers import Shown
 from kvtriage.report.page import render_report
 from kvtriage.report.view import CaseView
 from tests.unit.report.cases import gemma_like
@@ -79,8 +81,24 @@ def test_found_front_and_rivals_are_told_apart() -> None:
         ("found", "5", "--disable-hybrid-kv-cache-manager", "kept", ""),
         ("first and last two", "0–1, 16–17", "", "not kept", "0.0500 (0.0400 to 0.0600)"),
     ]  # fmt: skip
-    drawing = to_markup(figure.panels[0].narrow)
-    assert all(name in drawing for name in ("found", "front", "others", "margin 0.05"))
+    assert figure.panels[0].wide is not None
+    drawing = to_markup(figure.panels[0].wide)
+    assert all(name in drawing for name in ("found", "front", "first and last two", "margin 0.05"))
+    assert "arm-tensor" in drawing
+    assert "rivals" in to_markup(figure.panels[0].narrow)
+
+
+def test_its_numbers_stay_numbers() -> None:
+    figure = drawn(FRONTIER)
+    beside, held, ratio, tokens, kl = figure.table.cells[1][4:9]
+    assert (beside, tokens, kl) == (None, 123_456, 0.02)
+    assert isinstance(held, Shown)
+    assert isinstance(ratio, Shown)
+    assert (held.value, held.text, ratio.text) == (1.1 * 2**20, "1.1 MiB", "1.82×")
+    rival = figure.table.cells[0][4]
+    assert isinstance(rival, Shown)
+    assert rival.value == pytest.approx(0.06)
+    assert figure.facts["row 1, against found, high"] == pytest.approx(0.07)
 
 
 def test_one_set_alone_can_be_drawn() -> None:

@@ -84,7 +84,7 @@ function setUpButtons(model, state) {
   byId("suspects").hidden = !model.suspects.length;
   byId("all-fp8").addEventListener("click", () => state.change({ skip: new Set() }));
   byId("all-bf16").addEventListener("click", () => state.change({ skip: new Set(holders) }));
-  byId("suspects").addEventListener("click", () => state.change({ skip: new Set(model.suspects) }));
+  byId("suspects").addEventListener("click", () => state.change({ skip: new Set(state.model.suspects) }));
   byId("undo").addEventListener("click", () => state.undo());
   byId("reset").addEventListener("click", () => state.change(state.start()));
   byId("pin").addEventListener("click", () => state.change({ pinned: { skip: state.now.skip, scaling: state.now.scaling } }));

@@ -13,10 +13,10 @@ export class Front {
     new ResizeObserver(() => this.points.length && this.width !== byId("front").clientWidth && this.render()).observe(byId("front"));
   }
 
-  load({ loss_name: name, points }) {
+  load({ loss_name: name, better, points }) {
     this.lossName = name;
     this.points = [...points].sort((a, b) => a.tokens - b.tokens || b.loss - a.loss);
-    setText(byId("front-lead"), `To the right more tokens, downwards less ${name.split(",")[0]}. Pick a point to try it.`);
+    setText(byId("front-lead"), `To the right more tokens, downwards ${better}. Pick a point to try it.`);
     this.render();
   }
 
@@ -80,7 +80,7 @@ export class Front {
     this.dots[next].focus();
   }
 
-  // Names of their own for a few, where they do not run into each other.
+  // Names of their own for a few, where they run neither into each other nor into the line.
   names() {
     const taken = [];
     return this.points
@@ -92,7 +92,8 @@ export class Front {
         const box = { from: right ? x - 7 * point.name.length : x, to: right ? x : x + 7 * point.name.length, y };
         if (taken.some((other) => Math.abs(other.y - y) < 15 && box.from < other.to + 8 && box.to > other.from - 8)) return [];
         taken.push(box);
-        return [draw("text", { class: "name", x: x + (right ? -10 : 10), y: y - 6, "text-anchor": right ? "end" : "start" }, point.name)];
+        const under = point.best && !right && point.loss > 0;
+        return [draw("text", { class: "name", x: x + (right ? -10 : 10), y: under ? y + 15 : y - 6, "text-anchor": right ? "end" : "start" }, point.name)];
       });
   }
 

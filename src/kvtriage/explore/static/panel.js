@@ -2,7 +2,7 @@
 
 import { byId, make, setText } from "./dom.js";
 
-const ROWS = [["held in decode", "held"], ["peak in prefill", "peak"], ["reserved for it", "reserved"], ["reported tokens", "tokens"], ["requests at once", "requests"]];
+const ROWS = [["held in decode", "held"], ["peak if steps overlap", "peak"], ["reserved for it", "reserved"], ["reported tokens", "tokens"], ["requests at once", "requests"]];
 
 export function showAnswer(answer, pinned) {
   showTiles(answer, pinned);
@@ -93,7 +93,12 @@ function command(name, { serve, said }) {
   button.addEventListener("click", () => copy(serve));
   const refused = said.some(({ severity }) => severity === "refused");
   const why = refused ? [make("p", { class: "why" }, "vLLM would not start with this")] : [];
-  return make("div", { class: "command" }, ...why, make("pre", { tabindex: 0, "aria-label": `vllm serve line ${name}` }, serve), button);
+  return make("div", { class: "command" }, ...why, make("pre", { tabindex: 0, "aria-label": `vllm serve line ${name}` }, ...flags(serve)), button);
+}
+
+// A flag and its value stay on one line where they fit on one.
+function flags(serve) {
+  return serve.split(/(?<= )(?=--)/).map((flag) => make("span", { class: "flag" }, flag));
 }
 
 async function copy(text) {

@@ -2,6 +2,8 @@
 
 import { byId, make, setText } from "./dom.js";
 
+const CELL_PX = 37;
+
 export class Strip {
   constructor(model, state) {
     this.model = model;
@@ -16,6 +18,14 @@ export class Strip {
     this.focused = Math.max(0, model.layers.findIndex((layer) => layer.holds));
     this.cells[this.focused].tabIndex = 0;
     this.listen();
+    new ResizeObserver(() => this.fill()).observe(this.root);
+  }
+
+  // Rows of one length, the last one aside: as few rows as the width allows.
+  fill() {
+    const fit = Math.max(1, Math.floor(this.root.clientWidth / CELL_PX));
+    const rows = Math.ceil(this.cells.length / fit);
+    this.root.style.setProperty("--columns", `${Math.ceil(this.cells.length / rows)}`);
   }
 
   makeCell(layer, index) {

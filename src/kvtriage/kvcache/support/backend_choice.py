@@ -144,7 +144,7 @@ def _has_per_head_scales(spec: CacheSpec, policy: CachePolicy, declared: Declare
     if declared is not None and declared.scaling is Scaling.PER_HEAD:
         return True
     asks = any(isinstance(fmt, Fp8) and fmt.scaling is Scaling.PER_HEAD for fmt in policy.formats)
-    return asks and any(layer.num_kv_heads > 1 for layer in spec.layers)
+    return asks and not spec.has_one_kv_head
 
 
 def _choose(ask: Ask, layers: tuple[int, ...], backend: str | None) -> LayerBackend:

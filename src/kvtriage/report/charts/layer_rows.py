@@ -15,13 +15,15 @@ from xml.etree.ElementTree import Element
 
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 from kvtriage.report.charts import NARROW
-from kvtriage.report.charts.axes import Axis
-from kvtriage.report.charts.svg import canvas, group, line, node, rect, text
+from kvtriage.report.charts.axes import Axis, spread
+from kvtriage.report.charts.svg import canvas, group, line, node, path, rect, text
 
 __all__ = ["HeatColumn", "LayerFrame", "StackedBar", "draw_heat", "draw_stacked"]
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 8.0, 44.0, 46.0
 _WIDEST_CELL = 90.0
+_CHARACTER = 6.6
+"""Room for one character of a name."""
 _MOST_ROWS = 160
 _MOST_NAMED = 2_500
 """More cells than this go without a title each, to keep the page small; the table has their values."""
@@ -42,10 +44,14 @@ class LayerFrame:
 
     @property
     def note(self) -> str:
-        """A sentence where a row is more than a layer; else empty."""
-        return (
-            f" A row is {self.layers_a_row} neighbouring layers, and shows the worst." if self.layers_a_row > 1 else ""
-        )
+        """What the marks in the margin say, and where a row is more than a layer: each begins with a space."""
+        marked = "the layers suspected of mantissa" if self.proven else "those most sensitive in mantissa, not proven"
+        told = [f" ▸ marks {marked}."] if self.suspects else []
+        if self.spec.is_hybrid:
+            told.append(" A bar beside a number marks full attention.")
+        if self.layers_a_row > 1:
+            told.append(f" A row is {self.layers_a_row} neighbouring layers, and shows the worst.")
+        return "".join(told)
 
 
 @dataclass(frozen=True)
@@ -115,8 +121,10 @@ def draw_stacked(
     label: str,
     unit: str,
     tick_text: Callable[[float], str],
+    names: tuple[str, str, str],
 ) -> Element:
-    """`bars` [L]."""
+    """`bars` [L]. `names` of a bar's floor, of what comes on top and of its tick point to the bar that has most of it;
+    an empty one names nothing."""
     runs = _runs(frame)
     row = _row_height(runs)
     floor = _TOP + row * len(runs)
@@ -127,8 +135,9 @@ def draw_stacked(
         parts.append(line(axis.at(tick), _TOP, axis.at(tick), floor, "zero" if tick == 0 else "rule"))
         parts.append(text(axis.at(tick), floor + 15, tick_text(tick), "tick", "middle"))
     parts.append(text((axis.start + axis.end) / 2, floor + 34, unit, "unit", "middle"))
-    for place, run in enumerate(runs):
-        bar = max((bars[layer] for layer in run), key=lambda bar: bar.total)
+    worst = [max((bars[layer] for layer in run), key=lambda bar: bar.total) for run in runs]
+    parts += _name_parts(worst, names, axis, row)
+    for place, bar in enumerate(worst):
         y = _TOP + place * row
         inside = [rect(axis.start, y + row * 0.18, axis.at(min(bar.floor, bar.total)) - axis.start, row * 0.64, "stay")]
         if bar.total > bar.floor:
@@ -138,6 +147,27 @@ def draw_stacked(
             inside.append(line(axis.at(bar.tick), y + 1, axis.at(bar.tick), y + row - 1, "repaired"))
         parts.append(group("", *inside, title=bar.title))
     return canvas(NARROW, floor + _BOTTOM, label, parts)
+
+
+def _name_parts(bars: Sequence[StackedBar], names: tuple[str, str, str], axis: Axis, row: float) -> list[Element]:
+    """Above the rows, each with a line down to the bar that shows it best."""
+    rows = range(len(bars))
+    floor = max(rows, key=lambda place: min(bars[place].floor, bars[place].total))
+    top = max(rows, key=lambda place: bars[place].total - bars[place].floor)
+    tick = max(rows, key=lambda place: bars[place].tick or 0.0)
+    ends = (
+        (floor, min(bars[floor].floor, bars[floor].total) / 2),
+        (top, (bars[top].floor + bars[top].total) / 2 if bars[top].total > bars[top].floor else None),
+        (tick, bars[tick].tick),
+    )
+    told = [(name, place, axis.at(at)) for name, (place, at) in zip(names, ends, strict=True) if name and at]
+    half = _CHARACTER * max((len(name) for name, _, _ in told), default=0) / 2
+    middles = spread([x for _, _, x in told], 2 * half, axis.start + half, axis.end - half)
+    parts = []
+    for (name, place, x), middle in zip(told, middles, strict=True):
+        led = path([(middle, _TOP - 22), (x, _TOP - 6), (x, _TOP + (place + 0.5) * row)], "leader")
+        parts.append(group("direct", led, text(middle, _TOP - 26, name, "name", "middle")))
+    return parts
 
 
 def _draw_cell(x: float, y: float, width: float, height: float, shade: float, title: str) -> Element:

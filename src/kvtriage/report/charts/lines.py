@@ -62,7 +62,7 @@ class PlaneSpec:
     x_log: bool = False
     y_log: bool = False
     from_zero: bool = True
-    """Whether the y axis starts at 0, unless it is logarithmic."""
+    """Whether the y axis starts at 0, unless it is logarithmic; below 0 it goes for values below 0 alone."""
 
 
 def draw_plane(series: Sequence[Series], spec: PlaneSpec, *, wide: bool, guides: Sequence[Guide] = ()) -> Element:
@@ -125,6 +125,7 @@ def _axes(series: Sequence[Series], guides: Sequence[Guide], spec: PlaneSpec, x:
     else:
         room = (max(ys) - min(ys)) * 0.08 or abs(max(ys)) * 0.1 or 1.0
         low_y, high_y = min(ys) - room, max(ys) + room
+        low_y = max(low_y, 0.0) if min(ys) >= 0 else low_y
     return (
         Axis(low_x if spec.x_log else min(low_x, 0.0), high_x, x.start, x.end, spec.x_log),
         Axis(low_y, high_y, y.start, y.end, spec.y_log),

@@ -5,44 +5,46 @@ from __future__ import annotations
 from kvtriage.report.arms import ArmStyle
 from kvtriage.report.charts.dots import DotGroup, DotRow, draw_dots
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
-from kvtriage.report.numbers import axis_number, exact, rounded
+from kvtriage.report.numbers import axis_number, rounded
 from kvtriage.report.quality import METRICS, drifts
 from kvtriage.report.view import CaseView
 
 __all__ = ["draw_anatomy"]
 
 _QUESTION = "Did one look at the text foretell what each choice of scales would win back?"
-_PREDICTED = ArmStyle("arm-other", "circle", "Predicted")
-_PROBED = ArmStyle("arm-bound", "ring", "Probed")
-_ABLATED = ArmStyle("arm-head", "triangle", "Measured")
+_READINGS = (("Predicted", "frame"), ("Probed", "ring"), ("Measured", "circle"))
+"""What each is called, and its mark; the colour is the repair's, as in every figure."""
 _REPAIRS = {
-    "unit": ("Scale 1", "fp8_unit"),
-    "per_tensor": ("Per-tensor amax", "fp8_per_tensor"),
-    "per_head": ("Per-head amax", "fp8_per_head"),
-    "per_head_percentile": ("Per-head percentile", ""),
-    "per_head_least_error": ("Per-head least error", ""),
-    "mantissa": ("Scale-free bound", "bound"),
+    "unit": ("Scale 1", "arm-unit", "fp8_unit"),
+    "per_tensor": ("Per-tensor amax", "arm-tensor", "fp8_per_tensor"),
+    "per_head": ("Per-head amax", "arm-head", "fp8_per_head"),
+    "per_head_percentile": ("Per-head percentile", "arm-head", ""),
+    "per_head_least_error": ("Per-head least error", "arm-head", ""),
+    "mantissa": ("Scale-free bound", "arm-bound", "bound"),
 }
-"""Repair → its name, and the arm of the ablation that is it."""
+"""Repair → its name, its colour, and the arm of the ablation that is it."""
 
 
 def draw_anatomy(view: CaseView) -> Figure | Absent:
     """One group for each repair: predicted, probed on the same texts, and as the ablation measured it on others."""
     whole = {row.repair: row for row in view.sensitivities.repairs if row.layer_idx is None}
     if not whole:
-        return Absent(_QUESTION, "This engine shows no attention outputs, so nothing was predicted.")
+        return Absent(
+            _QUESTION, "Nothing was predicted for this case: that takes an engine that shows attention outputs."
+        )
     ablated = _ablated(view)
     groups, rows = [], []
-    for repair, (name, arm) in _REPAIRS.items():
-        found = whole[repair]
-        readings = (
-            (_PREDICTED, found.predicted_kl),
-            (_PROBED, found.measured_kl),
-            (_ABLATED, ablated.get(arm)),
-        )
-        shown = [DotRow(s.short, s, kl, None, None, rounded(kl)) for s, kl in readings if kl is not None]
+    for repair, (name, css, arm) in _REPAIRS.items():
+        if (found := whole.get(repair)) is None:
+            continue
+        kls = (found.predicted_kl, found.measured_kl, ablated.get(arm))
+        shown = [
+            DotRow(reading, ArmStyle(css, shape, reading), kl, None, None, rounded(kl))
+            for (reading, shape), kl in zip(_READINGS, kls, strict=True)
+            if kl is not None
+        ]
         groups.append(DotGroup(name, tuple(shown)))
-        rows.append((name, *("" if kl is None else exact(kl) for _, kl in readings)))
+        rows.append((name, *kls))
     drawing = draw_dots(
         groups, label="KL of each repair, predicted and measured", unit="KL, nats per token", tick_text=axis_number
     )
@@ -58,6 +60,6 @@ def draw_anatomy(view: CaseView) -> Figure | Absent:
 
 def _ablated(view: CaseView) -> dict[str, float]:
     """Mean KL of each arm over all text items."""
-    names = {name for _, name in _REPAIRS.values()}
+    names = {name for _, _, name in _REPAIRS.values()}
     arms = tuple(arm for arm in view.evidence.arms if arm.name in names)
     return {drift.arm.name: drift.interval.mean for drift in drifts(view, METRICS[0], arms, None)}

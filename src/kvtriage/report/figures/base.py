@@ -10,7 +10,7 @@ from kvtriage.report.numbers import Shown, exact
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_tokens
 
-__all__ = ["Absent", "Cell", "Column", "DrawFigure", "Figure", "KeyEntry", "Panel", "Table"]
+__all__ = ["Absent", "Cell", "Column", "DrawFigure", "Figure", "Panel", "Table"]
 
 
 Cell = str | int | float | Shown | None
@@ -73,14 +73,6 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class KeyEntry:
-    """A line of the key: a style.css class for the swatch, and what it stands for."""
-
-    css: str
-    label: str
-
-
-@dataclass(frozen=True)
 class Figure:
     """`question` is the title, `answer` one sentence read off the numbers, `note` how to read the plot.
 
@@ -92,7 +84,6 @@ class Figure:
     note: str
     panels: tuple[Panel, ...]
     table: Table
-    key: tuple[KeyEntry, ...] = ()
     facts: Mapping[str, float | None] = field(default_factory=dict)
 
 

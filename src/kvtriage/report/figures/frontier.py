@@ -5,15 +5,17 @@ from __future__ import annotations
 from kvtriage.records.frontier import Frontier, SetRow
 from kvtriage.report.arms import layer_ranges
 from kvtriage.report.charts.lines import Guide, PlaneSpec, Series, draw_plane
-from kvtriage.report.figures.base import Absent, Figure, Panel, Table
-from kvtriage.report.numbers import as_set, axis_number, exact, interval, rounded, times
+from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table
+from kvtriage.report.numbers import Shown, as_set, axis_number, interval, rounded, times
 from kvtriage.report.view import CaseView
-from kvtriage.units import format_bytes, format_tokens
+from kvtriage.units import format_bytes
 
 __all__ = ["draw_frontier"]
 
 _QUESTION = "Which layers have to stay in BF16 together?"
 _STATUS = {"met": "kept", "unmet": "not kept"}
+_LOOKS = {"per_tensor": ("arm-tensor", "diamond"), "per_head": ("arm-head", "triangle")}
+"""As the arms of these scales look in every figure."""
 
 
 def draw_frontier(view: CaseView) -> Figure | Absent:
@@ -31,8 +33,8 @@ def draw_frontier(view: CaseView) -> Figure | Absent:
         panels=(
             Panel(
                 "Drift against bytes",
-                draw_plane(_series(frontier), _spec(), wide=False, guides=_guides(frontier)),
-                draw_plane(_series(frontier), _spec(), wide=True, guides=_guides(frontier)),
+                draw_plane(_series(frontier, wide=False), _spec(), wide=False, guides=_guides(frontier)),
+                draw_plane(_series(frontier, wide=True), _spec(), wide=True, guides=_guides(frontier)),
             ),
         ),
         table=Table.of(
@@ -52,6 +54,16 @@ def draw_frontier(view: CaseView) -> Figure | Absent:
             [_row(row) for row in frontier.rows],
             words=5,
         ),
+        facts={
+            "confidence": view.plan.study.rule.confidence,
+            "kl_margin": frontier.kl_margin,
+            **{
+                f"row {place}, against found, {end}": value
+                for place, row in enumerate(frontier.rows, start=1)
+                if (beside := row.beside_found) is not None
+                for end, value in (("low", beside.low), ("high", beside.high))
+            },
+        },
     )
 
 
@@ -65,13 +77,19 @@ def _spec() -> PlaneSpec:
     )
 
 
-def _series(frontier: Frontier) -> list[Series]:
-    front = tuple(_point(row) for row in frontier.rows if row.on_front)
+def _series(frontier: Frontier, *, wide: bool) -> list[Series]:
+    """What was found is drawn over the front. Rivals go by their own names where there is room for leaders to them."""
+    front = [row for row in frontier.rows if row.on_front]
     found = [row for row in frontier.rows if row is frontier.found_row]
-    others = [row for row in frontier.rows if not row.on_front and row not in found]
+    rivals = [row for row in frontier.rows if not row.on_front and row not in found]
+    css, shape = _LOOKS.get(frontier.scaling, ("arm-other", "circle"))
+    points = tuple(map(_point, front))
     series = [
-        Series("others", "arm-other", "ring", points=tuple(map(_point, others)), spans=_spans(others)),
-        Series("front", "arm-head", "triangle", front, front, _spans([row for row in frontier.rows if row.on_front])),
+        *(
+            Series(name, "arm-other", "ring", points=tuple(map(_point, rows)), spans=_spans(rows))
+            for name, rows in ([(_name(row), [row]) for row in rivals] if wide else [("rivals", rivals)])
+        ),
+        Series("front", css, shape, points, points, _spans(front)),
         Series("found", "arm-head-skip", "wedge", points=tuple(map(_point, found)), spans=_spans(found)),
     ]
     return [entry for entry in series if entry.points]
@@ -94,29 +112,33 @@ def _spans(rows: list[SetRow]) -> tuple[tuple[float, float, float], ...]:
     )
 
 
-def _row(row: SetRow) -> tuple[str, ...]:
+def _row(row: SetRow) -> tuple[Cell, ...]:
     return (
-        ", ".join(row.names) or "front",
+        _name(row),
         layer_ranges(row.skip_layers) or "none",
         " ".join(row.flags),
         _STATUS.get(row.kl_status, "can't tell"),
         _beside(row),
-        format_bytes(round(row.held_bytes)),
-        times(row.bytes_ratio),
-        format_tokens(row.reported_tokens),
-        exact(row.kl),
-        "no interval" if row.low is None else exact(row.low),
-        "no interval" if row.high is None else exact(row.high),
+        Shown(row.held_bytes, format_bytes(round(row.held_bytes))),
+        Shown(row.bytes_ratio, times(row.bytes_ratio)),
+        row.reported_tokens,
+        row.kl,
+        "no interval" if row.low is None else row.low,
+        "no interval" if row.high is None else row.high,
     )
 
 
-def _beside(row: SetRow) -> str:
+def _name(row: SetRow) -> str:
+    return ", ".join(row.names) or "front"
+
+
+def _beside(row: SetRow) -> Cell:
     beside = row.beside_found
     if beside is None:
-        return ""
+        return None
     if beside.low is None or beside.high is None or beside.low <= 0 <= beside.high:
-        return f"no difference that can be told ({rounded(beside.mean)})"
-    return f"{rounded(beside.mean)} ({interval(beside.low, beside.high)})"
+        return Shown(beside.mean, f"no difference that can be told ({rounded(beside.mean)})")
+    return Shown(beside.mean, f"{rounded(beside.mean)} ({interval(beside.low, beside.high)})")
 
 
 def _answer(view: CaseView, frontier: Frontier) -> str:

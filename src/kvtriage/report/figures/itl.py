@@ -40,7 +40,7 @@ def draw_itl(view: CaseView) -> Figure | Absent:
         answer=_answer(view, timings),
         note="A point is the median step of one generation, the stroke behind it the middle half of its steps. "
         f"Lines are least squares, ITL = slope · length + intercept, with their {confidence:.0%} band; generations "
-        "that something else disturbed are set aside and counted. The axis does not start at zero. Over the traffic "
+        "that something else disturbed are set aside and counted. The axis may start above zero. Over the traffic "
         f"means prompts of {_listed(study.buckets)} tokens with {study.rule.output_tokens:,} generated, as so many "
         "times BF16's. The lines are this machine's, not your server's.",
         panels=(

@@ -7,8 +7,8 @@ from statistics import fmean
 from kvtriage.records.case import ProbeRow
 from kvtriage.report.arms import layer_ranges
 from kvtriage.report.charts.layer_rows import StackedBar, draw_stacked
-from kvtriage.report.figures.base import Absent, Figure, KeyEntry, Panel, Table
-from kvtriage.report.numbers import axis_number, rounded
+from kvtriage.report.figures.base import Absent, Figure, Panel, Table
+from kvtriage.report.numbers import axis_number, counted, rounded
 from kvtriage.report.view import CaseView
 
 __all__ = ["draw_layers", "format_name"]
@@ -39,21 +39,20 @@ def draw_layers(view: CaseView) -> Figure | Absent:
     best, suspects = _best(damage, plain), frozenset(view.sensitivities.suspects)
     bars = tuple(_bar(layer.layer_idx, damage, plain, best, repaired) for layer in view.spec.layers)
     words = [word for word in (*_UNREPAIRED, _BOUND) if word in damage]
-    key = [KeyEntry("swatch-stay", "mantissa: only BF16 wins it back"), KeyEntry("swatch-range", "range: scales can")]
-    if repaired is not None:
-        key.append(KeyEntry("swatch-tick", f"with {format_name(repaired).removeprefix('FP8, ')}"))
-    if view.sensitivities.suspects_stand_out:
-        key.append(KeyEntry("swatch-suspect", "suspected of mantissa"))
-    else:
-        key.append(KeyEntry("swatch-arrow", "most sensitive in mantissa, not proven"))
-    if view.spec.is_hybrid:
-        key.append(KeyEntry("swatch-full", "full attention (the rest slides)"))
+    guessed = {
+        (probe.format, probe.layers[0])
+        for probe in view.sensitivities.layer_probes
+        if len(probe.layers) == 1 and not probe.exact
+    }
+    with_scales = "" if repaired is None else format_name(repaired).removeprefix("FP8, ")
+    estimated = sum(word == plain for word, _ in guessed)
     return Figure(
         question=_QUESTION,
         answer=_answer(view, damage, plain),
         note=f"Each layer alone in {format_name(plain)}, all others in BF16: mean KL over "
-        f"{len(view.sensitivities.probe_items)} probe texts, cut at what is left under the best of the calibrated "
-        f"scales and the scale-free bound.{view.layer_frame.note}",
+        f"{counted(len(view.sensitivities.probe_items), 'probe text')}. What the best of the calibrated scales and the "
+        "scale-free bound leaves is mantissa, which only BF16 wins back; what comes on top is range, which scales can."
+        f"{_told_of(estimated)}{view.layer_frame.note}",
         panels=(
             Panel(
                 "KL when this layer alone is quantised",
@@ -63,32 +62,38 @@ def draw_layers(view: CaseView) -> Figure | Absent:
                     label="KL of each layer quantised alone",
                     unit="KL, nats per token",
                     tick_text=axis_number,
+                    names=("mantissa", "range", with_scales) if best else ("", "", with_scales),
                 ),
             ),
         ),
         table=Table.of(
-            ("layer", "kind", "suspect", *(f"KL, {format_name(word)}" for word in words)),
+            ("layer", "kind", "suspect", "estimated", *(f"KL, {format_name(word)}" for word in words)),
             [
                 (
                     str(layer.layer_idx),
                     str(layer.kind),
                     "yes" if layer.layer_idx in suspects else "",
+                    ", ".join(format_name(word) for word in words if (word, layer.layer_idx) in guessed),
                     *(damage[word].get(layer.layer_idx) for word in words),
                 )
                 for layer in view.spec.layers
             ],
-            words=3,
+            words=4,
         ),
-        key=tuple(key),
         facts={
             "layers_a_row": view.layer_frame.layers_a_row,
             "probe_texts": len(view.sensitivities.probe_items),
+            "estimated_layers": estimated,
             "range_alone": max(
                 (damage[plain][layer] - least for layer, least in best.items() if layer in damage[plain]),
                 default=None,
             ),
         },
     )
+
+
+def _told_of(estimated: int) -> str:
+    return f" For {counted(estimated, 'layer')} this is an estimate, which no probe measured." if estimated else ""
 
 
 def _by_format(probes: tuple[ProbeRow, ...]) -> dict[str, dict[int, float]]:

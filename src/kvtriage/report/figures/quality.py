@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from kvtriage.records.case import ArmRecord
-from kvtriage.records.pairing import KL, NEEDLE_NLL, NLL, TOP1
+from kvtriage.records.pairing import GENERATED_KL, KL, NEEDLE_NLL, NLL, TOP1
 from kvtriage.records.study import Rule
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.dots import DotGroup, DotRow, Threshold, draw_dots
 from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table
 from kvtriage.report.numbers import as_set, axis_number, axis_percent, percent, rounded, signed
-from kvtriage.report.quality import METRICS, Drift, Metric, drifts, noise_of
+from kvtriage.report.quality import METRICS, Drift, Metric, drifts, metrics_of, noise_of
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_tokens
 
@@ -24,7 +24,7 @@ _QUESTION = "How far does each arm drift from BF16, and does it grow with contex
 def draw_quality(view: CaseView) -> Figure | Absent:
     """Panels for the metrics that have readings; the rule's margin and the noise floor are drawn in."""
     panels, rows = [], []
-    for metric in METRICS:
+    for metric in metrics_of(view):
         groups = [group for bucket in view.plan.study.buckets if (group := _group(view, metric, bucket)).rows]
         for bucket in (*view.plan.study.buckets, None):
             rows += [table_row(view, drift) for drift in drifts(view, metric, _arms(view, metric), bucket)]
@@ -51,7 +51,11 @@ def draw_quality(view: CaseView) -> Figure | Absent:
         table=Table.of(TABLE_HEADING, rows, words=3),
         facts={
             "confidence": confidence,
-            **{f"{metric.title}, margin": _margin(view.plan.study.rule, metric) for metric in METRICS[:-1]},
+            **{
+                f"{metric.title}, margin": margin
+                for metric in metrics_of(view)
+                if (margin := _margin(view.plan.study.rule, metric)) is not None
+            },
         },
     )
 
@@ -105,14 +109,14 @@ def table_row(view: CaseView, drift: Drift) -> tuple[Cell, ...]:
 
 def _arms(view: CaseView, metric: Metric) -> tuple[ArmRecord, ...]:
     """A count of answers means something for BF16, and BF16 repeated, too; a drift from BF16 does not."""
-    native = tuple(arm for arm in view.evidence.arms if arm.role in ("baseline", "noise") and metric.is_count)
+    native = tuple(arm for arm in view.evidence.arms if arm.role in ("baseline", "noise") and metric.of_each_arm)
     return (*native, *view.measured)
 
 
 def _thresholds(view: CaseView, metric: Metric) -> tuple[Threshold, ...]:
-    if metric.is_count:
-        return ()
     margin = _margin(view.plan.study.rule, metric)
+    if margin is None:
+        return ()
     shown = f"{as_set(margin * 100)} %" if metric.share else as_set(margin)
     return (
         *noise_line(view, metric, view.plan.study.buckets),
@@ -120,9 +124,10 @@ def _thresholds(view: CaseView, metric: Metric) -> tuple[Threshold, ...]:
     )
 
 
-def _margin(rule: Rule, metric: Metric) -> float:
+def _margin(rule: Rule, metric: Metric) -> float | None:
+    """None for a count and for what no clause reads."""
     margins = {KL: rule.kl_margin, NLL: rule.nll_margin, TOP1: rule.top1_margin, NEEDLE_NLL: rule.needle_margin}
-    return margins[metric.measure]
+    return rule.kl_margin if metric.measure.kind == GENERATED_KL.kind else margins.get(metric.measure)
 
 
 def _answer(view: CaseView) -> str:

@@ -9,7 +9,7 @@ from kvtriage.report.arms import ArmStyle
 from kvtriage.report.charts.dots import DotGroup, DotRow, draw_dots
 from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table
 from kvtriage.report.figures.quality import noise_line
-from kvtriage.report.numbers import axis_number, percent, rounded
+from kvtriage.report.numbers import axis_number, counted, percent, rounded
 from kvtriage.report.quality import METRICS
 from kvtriage.report.view import CaseView
 
@@ -47,8 +47,9 @@ def draw_repairable(view: CaseView) -> Figure | Absent:
     return Figure(
         question=_QUESTION,
         answer=_answer(view, groups),
-        note=f"Mean KL over {len(view.sensitivities.probe_items)} probe texts. What lies beyond the best of the other "
-        "formats is range, and scales can win it back; what the best of them loses is mantissa, and only BF16 can.",
+        note=f"Mean KL over {counted(len(view.sensitivities.probe_items), 'probe text')}. What lies beyond the best of "
+        "the other formats is range, and scales can win it back; what the best of them loses is mantissa, and only "
+        "BF16 can.",
         panels=(Panel("Quantised together, all else in BF16", drawing),),
         table=Table.of(
             ("layers", "stored as", "KL", *(f"text {index + 1}" for index in range(_texts(view)))),

@@ -129,8 +129,12 @@ def _answer(view: CaseView, outputs: tuple[_Output, ...]) -> str:
     short, change = style_of(other.arm).short, other.change
     if change.holds_zero:
         span = interval(change.low, change.high, percent)
-        return f"Can't tell on this machine: {short} against BF16 is {percent(change.mean)} ({span}) in a repeat."
+        more = "more" if change.mean > 0 else "fewer"
+        return (
+            f"Can't tell on this machine: in a repeat {short} gives {percent(abs(change.mean))} {more} tokens a second "
+            f"than BF16 ({span})."
+        )
     return (
         f"On this machine {short} gives {rounded(other.mean.mean)} tokens per second and BF16 "
-        f"{rounded(baseline.mean.mean)}, {percent(abs(change.mean))} {'more' if change.mean > 0 else 'less'} with FP8."
+        f"{rounded(baseline.mean.mean)}, {percent(abs(change.mean))} {'more' if change.mean > 0 else 'fewer'} with FP8."
     )
