@@ -59,7 +59,8 @@ class TestRun:
         assert first == ["verdict", "choice", "why", "cache", "next"]
         assert (verdict["choice"] is None) == (code == 3)
         assert {entry.name for entry in case.iterdir()} == {
-            *(*RECORDS, "trials.jsonl", "report.html", "report.json", ".lock", "checkpoint", "checkpoint-per-tensor")
+            *(*RECORDS, "probes.jsonl", "trials.jsonl", "report.html", "report.json", ".lock"),
+            *("checkpoint", "checkpoint-per-tensor"),
         }
         for stage in ("engine", "calibrate", "diagnose", "ablate", "decide", "report"):
             assert f"{stage}: done in " in seen.err
