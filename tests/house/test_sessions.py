@@ -50,3 +50,14 @@ def test_a_wrong_figure_is_no_match() -> None:
     shown = "held 771.0 MiB\n...\nend\n"
     assert as_pattern(shown).fullmatch("held 771.0 MiB\nx\ny\nend\n")
     assert as_pattern(shown).fullmatch("held 771.1 MiB\nx\ny\nend\n") is None
+
+
+def test_the_drawing_is_what_its_command_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "concepts" / "before-you-quantise.md").read_text()
+    found = re.search(r"`kvtriage (plan [^`]*--svg (\S+))`", page)
+    assert found is not None
+    (tmp_path / "gpt-oss-20b").symlink_to(ROOT / "tests" / "golden" / MODELS["gpt-oss-20b"])
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(kvtriage, found[1].split()).exit_code == 0
+    shown = ROOT / "docs" / "concepts" / "figures" / found[2]
+    assert (tmp_path / found[2]).read_text() == shown.read_text()
