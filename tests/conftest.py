@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -10,3 +11,7 @@ from hypothesis import settings
 # change is judged by what it changes. Elsewhere they are new ones, which is how the odd case is found.
 settings.register_profile("kvtriage", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 settings.load_profile("kvtriage")
+
+# What a shell starts in the background ignores Ctrl-C, and so would all that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
