@@ -18,6 +18,7 @@ from kvtriage.errors import CaseError, StudyError
 from kvtriage.explore.server import Explored, open_server
 from kvtriage.explore.subject import Subject
 from kvtriage.explore.watch import CaseWatch
+from kvtriage.files import refuse_unwritable_name
 from kvtriage.kvcache.declared import read_declared_cache, read_model_dtype
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.readers import read_cache_spec
@@ -50,6 +51,7 @@ def explore_command(source: str, port: int, memory: str | None, gpu: str | None,
       kvtriage explore demo:gemma3-270m
       kvtriage explore case/ --open
     """
+    refuse_unwritable_name(source, "model or case")
     explored = _explored(source, memory, None if gpu is None else find_gpu(gpu))
     with open_server(explored, port) as server:
         click.echo(server.url)

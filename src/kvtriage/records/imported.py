@@ -20,6 +20,9 @@ __all__ = ["TIMES", "Imported", "ImportedItem", "check_imported", "series_of"]
 TIMES: Mapping[str, str] = MappingProxyType({"itl_s": "a token", "ttft_s": "the first token"})
 """Metrics that are times, in seconds, and what they are the time of."""
 
+_LARGEST = 1e100
+"""Of a value, and of one divided by a time: a square of it is still a number."""
+
 _ANEW = "measure all arms in the same way, and import them into a new case folder"
 
 
@@ -70,12 +73,14 @@ def series_of(imports: Iterable[Imported]) -> dict[tuple[str, str, str], dict[st
 def check_imported(imports: Sequence[Imported], arms: Iterable[ArmRecord]) -> None:
     """Whether imports may be compared at all. Raises CaseError.
 
-    Refused are: an arm that the evidence does not name, a series that stands twice under one arm or
-    has no BF16, other conditions than BF16's, an item that BF16 was not asked in the same form or
-    that stands twice, and fewer than two items. An item that an arm lacks is unscored.
+    Refused are: a text that is not Unicode, an arm that the evidence does not name, a series that
+    stands twice under one arm or has no BF16, a value that nothing can be reckoned with, other
+    conditions than BF16's, an item that BF16 was not asked in the same form or that stands twice, and
+    fewer than two items. An item that an arm lacks is unscored.
     """
     known, seen = {arm.name for arm in arms}, set()
     for entry in imports:
+        _check_text(entry)
         if entry.arm not in known:
             raise CaseError(
                 f"there is no arm {entry.arm!r} in this case", hint=f"its arms are {', '.join(sorted(known))}"
@@ -83,6 +88,7 @@ def check_imported(imports: Sequence[Imported], arms: Iterable[ArmRecord]) -> No
         key = (*entry.series, entry.arm)
         if key in seen:
             raise CaseError(f"{_name(entry)} of arm {entry.arm!r} is there already", hint=_ANEW)
+        _check_values(entry)
         seen.add(key)
     for by_arm in series_of(imports).values():
         baseline = by_arm.get(BASELINE)
@@ -94,6 +100,29 @@ def check_imported(imports: Sequence[Imported], arms: Iterable[ArmRecord]) -> No
             )
         for entry in by_arm.values():
             _check_against(baseline, entry)
+
+
+def _check_text(entry: Imported) -> None:
+    """JSON can name half a character, and no file of ours can hold one."""
+    try:
+        msgspec.json.encode(entry)
+    except UnicodeEncodeError as error:
+        raise CaseError(
+            f"results of arm {entry.arm!a} hold the text {error.object[:40]!a}, which is not Unicode",
+            hint="look for a lone surrogate, such as \\ud800, in the files that are imported",
+        ) from error
+
+
+def _check_values(entry: Imported) -> None:
+    is_time = entry.metric in TIMES
+    for item in entry.items:
+        if item.value is None or (abs(item.value) <= _LARGEST and (not is_time or item.value >= 1 / _LARGEST)):
+            continue
+        raise CaseError(
+            f"{_name(entry)}: item {item.item_id} of arm {entry.arm!r} is {item.value:g}, "
+            f"which is no {'time' if is_time else 'score'}",
+            hint="look at the file that is imported: a damaged number?",
+        )
 
 
 def _check_against(baseline: Imported, entry: Imported) -> None:

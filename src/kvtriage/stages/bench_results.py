@@ -95,4 +95,4 @@ def _items(lengths: Sequence[int], values: Sequence[float | None], failed: Seque
 
 def _mean(steps: Sequence[float | None]) -> float | None:
     known = [step for step in steps if step is not None]
-    return math.fsum(known) / len(known) if known and len(known) == len(steps) else None
+    return sum(known) / len(known) if known and len(known) == len(steps) else None

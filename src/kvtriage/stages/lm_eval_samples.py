@@ -136,7 +136,7 @@ def _need(sample: Mapping[str, Any], key: str, where: str) -> Any:
 
 def _asked(sample: Mapping[str, Any], where: str) -> str:
     words = [str(_need(sample, key, where)) for key in _HASHES]
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(words).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def _metrics(sample: Mapping[str, Any], where: str) -> Iterable[str]:
@@ -147,5 +147,10 @@ def _metrics(sample: Mapping[str, Any], where: str) -> Iterable[str]:
 
 
 def _number(value: object) -> float | None:
-    """True and False count as 1 and 0."""
-    return float(value) if isinstance(value, bool | int | float) and math.isfinite(value) else None
+    """True and False count as 1 and 0; an integer beyond every float is no finite number either."""
+    if not isinstance(value, bool | int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None

@@ -44,6 +44,13 @@ def get(url: str) -> dict[str, object]:
         return found
 
 
+def test_a_name_that_json_cannot_hold_is_refused_before_the_page_opens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explore", f"{tmp_path}/\udcff"]) == 2
+    assert "the path of the model or case is not UTF-8" in capsys.readouterr().err
+
+
 def test_a_model_is_explored_until_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     with start(str(tmp_path)) as process:

@@ -102,6 +102,52 @@ def test_results_of_other_conditions_are_refused_and_nothing_is_kept(
     assert not (case / "imports.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    ("values", "changes", "said"),
+    [
+        ([1e308, 1.0], {}, "item 0 of arm 'fp8_unit' is 1e+308, which is no score"),
+        ([-1e101, 1.0], {}, "item 0 of arm 'fp8_unit' is -1e+101, which is no score"),
+        ([1.0, 1.0], {"filter": "\ud800"}, r"hold the text 'acc,\ud800', which is not Unicode"),
+        ([1.0, 1.0], {"doc_id": "\ud800"}, r"hold the text '\ud800', which is not Unicode"),
+        ([1.0, 1.0], {"doc_hash": "\ud800"}, "was asked item 0, and BF16 with other words"),
+    ],
+)
+def test_what_no_rule_can_read_is_refused_and_nothing_is_kept(
+    case: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    values: list[float],
+    changes: dict[str, Any],
+    said: str,
+) -> None:
+    before, after = samples(tmp_path / "a", [1.0] * 2), samples(tmp_path / "b", values)
+    lines = [json.loads(line) | changes for line in after.read_text().splitlines()]
+    after.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert importing(case, "--arm", f"bf16={before}", "--arm", f"fp8_unit={after}") == 2
+    assert said in capsys.readouterr().err
+    assert not (case / "imports.jsonl").exists()
+
+
+@pytest.mark.parametrize("seconds", [1e300, 1e-300])
+def test_times_whose_ratio_is_no_number_are_refused(
+    case: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], seconds: float
+) -> None:
+    for name, rows in (("bf16", TIMES), ("fp8_unit", [(n, seconds, [seconds]) for n, _, _ in TIMES])):
+        (tmp_path / f"{name}.json").write_text(json.dumps(bench(rows)))
+    words = [word for name in ("bf16", "fp8_unit") for word in ("--arm", f"{name}={tmp_path / name}.json")]
+    assert importing(case, *words) == 2
+    assert f"is {seconds:g}, which is no time" in capsys.readouterr().err
+    assert not (case / "imports.jsonl").exists()
+
+
+def test_an_integer_beyond_every_float_is_unscored(
+    case: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = samples(tmp_path / "a", [1.0] * 3), samples(tmp_path / "b", [10**400, 1, 1])
+    assert importing(case, "--arm", f"bf16={before}", "--arm", f"fp8_unit={after}") == 0
+    assert "3 items, 1 of them unscored" in capsys.readouterr().err
+
+
 def test_another_stated_version_is_refused(case: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before, after = samples(tmp_path / "a", [1.0] * 3), samples(tmp_path / "b", [1.0] * 3)
     assert importing(case, "--arm", f"bf16={before}", "--engine-version", "0.31") == 0

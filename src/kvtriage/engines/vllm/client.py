@@ -21,6 +21,7 @@ import msgspec
 
 from kvtriage.engines.vllm.failures import Missing, Refused, ServerGone, Unanswered
 from kvtriage.errors import EngineError, NonFinite, StudyError
+from kvtriage.units import format_bytes
 
 __all__ = ["TOKEN_VARIABLE", "Client", "Piece", "check_url", "token_from_environment"]
 
@@ -28,6 +29,10 @@ TOKEN_VARIABLE = "KVTRIAGE_API_KEY"
 _STALL_S = 600.0
 """Without a single byte for so long an answer is given up: a long prefill is silent until its first token."""
 _CONNECT_S = 10.0
+_MOST_BYTES = 2**30
+"""Of one answer, unpacked: 20 log-probabilities for each of a million tokens."""
+_MOST_STREAMED_BYTES = 2**26
+"""Of one stream: a kilobyte for each of 64 thousand tokens."""
 _LONGEST_REASON = 300
 _NAN = "Out of range float values are not JSON compliant"
 """What Python's JSON says of NaN and infinity: vLLM computed one, and answers 400 because it cannot write it."""
@@ -56,6 +61,7 @@ def check_url(url: str) -> str:
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - reading it is what raises
+        (parts.hostname or "").encode("idna")
     except ValueError as error:
         raise StudyError("a URL of --arm cannot be read", hint="give http://HOST:PORT") from error
     if parts.username or parts.password or parts.query or parts.fragment:
@@ -72,10 +78,13 @@ def check_url(url: str) -> str:
 class Client:
     """One server. A context manager; its calls block, and may start many requests at once inside `run`."""
 
-    def __init__(self, url: str, token: str | None = None, *, stall_s: float = _STALL_S) -> None:
+    def __init__(
+        self, url: str, token: str | None = None, *, stall_s: float = _STALL_S, total_s: float | None = None
+    ) -> None:
+        """stall_s: without a byte for so long an answer is given up. total_s: as a whole, however it trickles in."""
         self.url = url
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=stall_s)
+        self._timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=_CONNECT_S, sock_read=stall_s)
         self._runner = asyncio.Runner()
         self._session: aiohttp.ClientSession | None = None
 
@@ -111,19 +120,21 @@ class Client:
         return await self._json("POST", path, body)
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> list[Piece]:
-        """All pieces of a streamed answer. Raises Unanswered, ServerGone, Refused."""
-        pieces = []
+        """All pieces of a streamed answer. Raises Unanswered, also of one without end, ServerGone, Refused."""
+        pieces, size = [], 0
         with _failing(self.url):
             async with self._request("POST", path, body) as response:
                 async for data in response.content.iter_any():
                     pieces.append(Piece(time.perf_counter(), data))
+                    size += len(data)
+                    _check_size(self.url, size, _MOST_STREAMED_BYTES)
         return pieces
 
     async def _json(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         data = await self._read(method, path, body)
         try:
             return msgspec.json.decode(data) if data else None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise Unanswered(
                 f"{self.url}{path} answered with something that is not JSON",
                 hint="is this an OpenAI-compatible server?",
@@ -132,7 +143,16 @@ class Client:
     async def _read(self, method: str, path: str, body: Mapping[str, Any] | None) -> bytes:
         with _failing(self.url):
             async with self._request(method, path, body) as response:
-                return await response.read()
+                return await self._whole(response)
+
+    async def _whole(self, response: aiohttp.ClientResponse) -> bytes:
+        """What follows the headers, unpacked. Raises Unanswered where it has no end in sight."""
+        parts, size = [], 0
+        async for data in response.content.iter_any():
+            parts.append(data)
+            size += len(data)
+            _check_size(self.url, size, _MOST_BYTES)
+        return b"".join(parts)
 
     @contextlib.asynccontextmanager
     async def _request(
@@ -151,8 +171,15 @@ class Client:
             method, self.url + path, data=data, headers={"Content-Type": "application/json"}, allow_redirects=False
         ) as response:
             if response.status != 200:
-                raise _failed(f"{self.url}{path}", response.status, await response.read())
+                raise _failed(f"{self.url}{path}", response.status, await self._whole(response))
             yield response
+
+
+def _check_size(url: str, size: int, most: int) -> None:
+    if size > most:
+        raise Unanswered(
+            f"an answer of {url} is longer than {format_bytes(most)}", hint="is this an OpenAI-compatible server?"
+        )
 
 
 @contextlib.contextmanager
@@ -195,6 +222,6 @@ def _reason(body: bytes) -> str:
 
 
 def _decoded(body: bytes) -> Any:
-    with contextlib.suppress(msgspec.DecodeError):
+    with contextlib.suppress(msgspec.DecodeError, RecursionError):
         return msgspec.json.decode(body)
     return None

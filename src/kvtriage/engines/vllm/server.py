@@ -22,6 +22,7 @@ from kvtriage.engines.vllm.failures import Refused, ServerGone, Unanswered
 from kvtriage.engines.vllm.log import PORT_TAKEN, ending_of, phase_of
 from kvtriage.errors import EngineError
 from kvtriage.files import writing
+from kvtriage.units import format_bytes
 
 __all__ = [
     "GATE",
@@ -50,6 +51,8 @@ _GRACE_S = 20.0
 _STOP_S = 40.0
 _PORTS_TRIED = 3
 _LOG_TAIL = 256 * 1024
+_MOST_LOG = 2**28
+"""Bytes of log before a server is ready: a thousand times what vLLM writes. Beyond it something writes without end."""
 _PATHS = "PYTHONPATH"
 _TOKENS = (TOKEN_VARIABLE, "VLLM_API_KEY")
 """Not for servers of ours: the one is for other servers, and the other would lock us out of our own."""
@@ -91,6 +94,10 @@ class Server:
     @property
     def log(self) -> str:
         return _read_log(self._log_file, self._log_start)
+
+    @property
+    def log_bytes(self) -> int:
+        return self._log_file.stat().st_size - self._log_start if self._log_file.exists() else 0
 
     @property
     def is_running(self) -> bool:
@@ -175,7 +182,7 @@ def _start(recipe: Recipe, name: str, how: Launch) -> Iterator[Server]:
         stack.callback(_stop, process, how.grace_s)
         url = f"http://{HOST}:{port}"
         server = Server(stack.enter_context(Client(url, key)), log_file, start, process)
-        with Client(url, stall_s=_HEALTH_S) as door:
+        with Client(url, total_s=_HEALTH_S) as door:
             _await_ready(server, door, name, how)
             _check_own(door, name, key)
         yield server
@@ -199,6 +206,11 @@ def _await_ready(server: Server, door: Client, name: str, how: Launch) -> None:
         if phase != said:
             how.say(f"server {name}: {phase} ({took:.0f} s)")
             said = phase
+        if server.log_bytes > _MOST_LOG:
+            raise EngineError(
+                f"the server of {name} wrote more than {format_bytes(_MOST_LOG)} of log and was not ready",
+                hint=f"its log is servers/{name}.log; does --vllm-command start vLLM?",
+            )
         if took > how.start_timeout_s:
             raise EngineError(
                 f"the server of {name} was not ready after {how.start_timeout_s:.0f} s; it was {phase}",

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import socket
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from kvtriage.engines.vllm import client as client_module
 from kvtriage.engines.vllm.client import TOKEN_VARIABLE, Client, check_url, token_from_environment
 from kvtriage.engines.vllm.failures import Refused, ServerGone, Unanswered
 from kvtriage.errors import NonFinite, StudyError
@@ -38,6 +44,8 @@ def test_a_url_is_a_base(url: str, base: str) -> None:
         "me:pw@host:8000",
         "http://host?key=1",
         "http://[::1",
+        "http://" + 64 * "a",
+        "http://\udcff",
     ],
 )
 def test_what_is_no_base_is_refused_and_no_secret_repeated(url: str) -> None:
@@ -88,3 +96,45 @@ def test_nobody_there_is_a_server_that_is_gone() -> None:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with Client(url) as client, pytest.raises(ServerGone, match="nobody answers"):
             client.get_json("/version")
+
+
+def _answering(headers: str, body: Sequence[bytes], path: str, *, pause_s: float = 0.0) -> str:
+    """What the client says of a server that answers with this `body`, piece by piece."""
+
+    def serve() -> None:
+        with contextlib.suppress(OSError), door.accept()[0] as asked:
+            asked.recv(65536)
+            asked.sendall(f"HTTP/1.1 {headers}\r\nConnection: close\r\n\r\n".encode())
+            for piece in body:
+                asked.sendall(piece)
+                time.sleep(pause_s)
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        serving = threading.Thread(target=serve)
+        serving.start()
+        url = f"http://127.0.0.1:{door.getsockname()[1]}"
+        with Client(url, total_s=1.0) as client, pytest.raises(Unanswered) as caught:
+            client.run(client.stream(path, {})) if path == "/stream" else client.post_json(path, {})
+        serving.join()
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("headers", "path"),
+    [("200 OK", "/json"), ("200 OK", "/stream"), ("200 OK\r\nContent-Encoding: gzip", "/json"), ("503 No", "/json")],
+)
+def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch, headers: str, path: str) -> None:
+    """However small it comes: a packed one is measured unpacked."""
+    monkeypatch.setattr(client_module, "_MOST_BYTES", 100_000)
+    monkeypatch.setattr(client_module, "_MOST_STREAMED_BYTES", 100_000)
+    body = [gzip.compress(b" " * 200_000)] if "gzip" in headers else [b" " * 10_000] * 20
+    assert "is longer than 97.7 KiB" in _answering(headers, body, path)
+
+
+def test_an_answer_nested_beyond_reason_is_not_json() -> None:
+    assert "something that is not JSON" in _answering("200 OK", [b"[" * 200_000], "/json")
+    assert "answered 503: [[[" in _answering("503 No", [b"[" * 200_000], "/json")
+
+
+def test_an_answer_that_trickles_is_given_up_in_time() -> None:
+    assert "stalled" in _answering("200 OK", [b" "] * 100, "/json", pause_s=0.05)

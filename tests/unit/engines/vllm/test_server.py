@@ -125,6 +125,17 @@ def test_a_health_check_without_an_answer_does_not_outlast_the_start(
     assert time.monotonic() - started < 15
 
 
+def test_a_log_without_end_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_MOST_LOG", 10_000)
+    writes = Recipe(("sh", "-c", "while :; do echo garbage; done"), {})
+    with (
+        pytest.raises(EngineError, match=r"wrote more than 9.8 KiB of log and was not ready") as caught,
+        launch(writes, "bf16", how(tmp_path)),
+    ):
+        pass
+    assert "--vllm-command" in caught.value.hint
+
+
 def test_the_environment_of_a_server_is_the_users_with_the_recipes_on_top() -> None:
     asked = Recipe(("vllm",), {"PYTHONPATH": "/inside", "X": "1"})
     found = environment_of(asked, {"PYTHONPATH": "/theirs", "X": "0", "Y": "2", "VLLM_API_KEY": "s3cret"})
