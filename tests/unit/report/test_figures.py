@@ -235,6 +235,36 @@ def test_fits_have_bands_and_the_traffic_its_expectations() -> None:
     assert 'class="band"' in to_markup(drawn("ttft", case).panels[0].narrow)
 
 
+def first_tokens(case: Case, slowdown: float, noise: float) -> Case:
+    """Its times to first token on one parabola, FP8's `slowdown` times BF16's, and `noise` of itself off by turns."""
+
+    def again(trial: TimingTrial) -> TimingTrial:
+        exact = (2e-7 * trial.context_len + 1e-3) * trial.context_len + 0.1
+        share = (1.0 if trial.arm == "bf16" else slowdown) * (1 + noise * (-1) ** trial.repeat)
+        return msgspec.structs.replace(trial, ttft_s=exact * share)
+
+    return replace(case, trials=tuple(again(t) if isinstance(t, TimingTrial) else t for t in case.trials))
+
+
+def test_first_tokens_are_compared_where_their_fits_can_be_told_apart() -> None:
+    case = smollm_like()
+    longest = format_tokens(max(case.plan.study.latency_contexts))
+    apart = drawn("ttft", first_tokens(case, 1.4, 0.001)).answer
+    assert apart.startswith(f"By their fits, at {longest} tokens FP8 per-head takes ")
+    assert ": 1.40 times as long (1." in apart
+    close = drawn("ttft", first_tokens(case, 1.4, 0.6)).answer
+    assert close == (
+        f"Can't tell: at {longest} tokens the fits of FP8 per-head and BF16 lie too close for their errors on this "
+        "machine."
+    )
+    once = tuple(t for t in case.trials if not isinstance(t, TimingTrial) or t.repeat == 0)
+    lengths = sorted({t.context_len for t in once if isinstance(t, TimingTrial) and t.phase == "latency"})[:3]
+    single = tuple(t for t in once if not isinstance(t, TimingTrial) or t.context_len in lengths)
+    assert drawn("ttft", replace(case, trials=single)).answer.startswith("Can't tell: at ")
+    two = tuple(t for t in once if not isinstance(t, TimingTrial) or t.context_len in lengths[:2])
+    assert drawn("ttft", replace(case, trials=two)).answer.startswith("Can't tell: FP8 per-head and BF16 were not both")
+
+
 def test_disturbed_generations_are_counted_and_bend_no_line() -> None:
     case = large()
     slow = next(t for t in case.trials if isinstance(t, TimingTrial) and (t.arm, t.phase) == ("bf16", "latency"))
