@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from statistics import geometric_mean
 
 import msgspec
 import pytest
@@ -279,7 +280,7 @@ def test_disturbed_generations_are_counted_and_bend_no_line() -> None:
 def test_throughput_counts_the_tokens_of_all_sequences() -> None:
     case = smollm_like()
     timings = [t for t in case.trials if isinstance(t, TimingTrial) and (t.arm, t.phase) == ("bf16", "throughput")]
-    mean = sum(4 * len(t.token_s) / sum(t.token_s) for t in timings) / len(timings)
+    mean = geometric_mean(4 * len(t.token_s) / sum(t.token_s) for t in timings)
     row = next(row for row in drawn("throughput", case).table.rows if row[0] == "BF16")
     assert float(row[3]) == pytest.approx(mean, rel=1e-5)
 
@@ -311,6 +312,19 @@ def test_throughput_that_cannot_be_told_says_so(bf16: tuple[float, ...], fp8: tu
     figure = drawn("throughput", replace(case, trials=trials))
     assert figure.answer.startswith("Can't tell on this machine: in a repeat FP8 per-head gives")
     assert not [cell for row in figure.table.rows for cell in row if "∞" in cell or "inf" in cell]
+
+
+@pytest.mark.parametrize("fp8", [(60.0, 210.0), (1.0, 100_000.0), (110.0, 111.0)])
+def test_no_throughput_falls_by_more_than_all_of_it(fp8: tuple[float, ...]) -> None:
+    case = smollm_like()
+    trials = tuple(throughput_of("bf16", (100.0, 80.0)) + throughput_of("fp8_per_head", fp8))
+    figure = drawn("throughput", replace(case, trials=trials))
+    row = next(row for row in figure.table.rows if row[0] == "FP8 per-head")
+    low = row[7].partition(" %")[0].replace("\N{MINUS SIGN}", "-")
+    assert low == "no interval" or float(low) >= -100
+    assert f"{row[6].lstrip(chr(0x2212))} more" in figure.answer
+    assert f"({row[7]})" in figure.answer
+    assert not [cell for cell in row[4:6] if cell.startswith("\N{MINUS SIGN}")]
 
 
 def test_every_drift_is_drawn_beside_its_noise() -> None:

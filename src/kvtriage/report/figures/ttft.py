@@ -85,6 +85,8 @@ def _answer(pair: tuple[ArmTimings, ArmTimings] | None, ratio: Ratio | None, lon
         return "Only one arm was timed."
     baseline, other = pair
     short = style_of(other.arm).short
+    if any(longest not in {trial.context_len for trial in entry.trials} for entry in pair):
+        return f"Can't tell: {short} and BF16 were timed at different lengths."
     if other.ttft is None or baseline.ttft is None:
         return f"Can't tell: {short} and BF16 were not both timed at three lengths, and a fit takes as many."
     if ratio is None or ratio.low is None or ratio.high is None or ratio.low <= 1 <= ratio.high:
