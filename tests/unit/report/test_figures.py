@@ -99,6 +99,19 @@ def test_layers_and_heads_find_the_planted_place() -> None:
     assert drawn("layers", unbound).answer == "Layer 11 is the most sensitive: KL 0.0635 by itself."
 
 
+def test_a_layer_says_which_of_its_numbers_are_estimates() -> None:
+    case = smollm_like()
+    probes = case.sensitivities.layer_probes
+    rows = tuple(msgspec.structs.replace(row, exact=row.format != "mantissa") for row in probes)
+    screened = replace(case, sensitivities=msgspec.structs.replace(case.sensitivities, layer_probes=rows))
+    figure = drawn("layers", screened)
+    assert {row[3] for row in figure.table.rows} == {"scale-free bound"}
+    markup = to_markup(figure.panels[0].narrow)
+    assert "layer 11: FP8, unit scale 0.0635" in markup
+    assert "scale-free bound ~" in markup
+    assert figure.facts["estimated_layers"] == 0
+
+
 def test_repairable_is_what_lies_beyond_the_bound() -> None:
     figure = drawn("repairable", gemma_like())
     assert figure.answer.startswith("At most 10.0 % of it: all 18 layers at unit scale cost KL 0.02")
