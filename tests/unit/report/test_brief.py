@@ -44,9 +44,8 @@ def test_a_clause_that_no_items_could_break_is_not_counted_as_kept() -> None:
         items=4, items_needed=6, text="",
     )  # fmt: skip
     sure = told(with_verdict(case, reasons=(*case.verdict.reasons, empty)))["How sure"]
-    assert sure.startswith(
-        "All 9 of its clauses that could be settled are met by 95 % intervals, with 8 items in a cell;"
-    )
+    counted = "All 9 of its clauses that could be settled are met by 95 % intervals, with 8 items in a cell;"
+    assert sure.startswith(counted)
     assert sure.endswith("; answers lost could not, with 4 items where at least 6 are needed.")
 
 
