@@ -136,6 +136,22 @@ def test_repairable_is_what_calibrated_scales_won_back_where_they_beat_the_bound
     assert ", FP8 per-head 0.012" in answer
 
 
+def test_what_no_probe_measured_is_not_called_repairable() -> None:
+    case = smollm_like()
+    probes = case.sensitivities.type_probes
+    rows = tuple(msgspec.structs.replace(row, exact=row.format == "fp8:unit") for row in probes)
+    screened = replace(case, sensitivities=msgspec.structs.replace(case.sensitivities, type_probes=rows))
+    figure = drawn("repairable", screened)
+    assert figure.answer == (
+        "Not known: no probe measured both unit scale and what other scales reach. "
+        "The next figure has what is predicted."
+    )
+    assert figure.facts["repairable_share"] is None
+    assert {(row[1], row[2]) for row in figure.table.rows} >= {("FP8 unit scale", ""), ("Scale-free bound", "yes")}
+    assert "~0." in to_markup(figure.panels[0].narrow)
+    assert "~" not in to_markup(drawn("repairable", case).panels[0].narrow)
+
+
 def test_cells_of_the_reasons_are_lengths() -> None:
     case = gemma_like()
     cells = {row.cell for entry in reason_groups(view_of(case)) for row in entry.rows}
