@@ -142,7 +142,7 @@ def _layers(view: CaseView, width: int) -> Iterator[str]:
     if len(bars) > len(worst):
         yield f"  and {len(bars) - len(worst):,} layers that lose less"
     told = "▒ mantissa, which only BF16 wins back; █ range, which scales can; ▸ most sensitive"
-    yield from _wrapped(told + ("; ~ estimated" if any(bar[2] for bar in bars) else ""), width)
+    yield from _wrapped(told + ("; ~ estimated" if "~" in figure.answer or any(bar[2] for bar in bars) else ""), width)
     yield from _wrapped(figure.answer, width)
 
 

@@ -59,8 +59,11 @@ def test_an_estimate_that_is_not_shown_marks_nothing() -> None:
     rows = tuple(msgspec.structs.replace(row, exact=row.format == "fp8:unit") for row in probes)
     screened = replace(case, sensitivities=msgspec.structs.replace(case.sensitivities, layer_probes=rows))
     told = "\n".join(lines(screened, 100))
-    assert "     11         0.0635 ▒█" in told
-    assert "~" not in told
+    bars, _, answer = told.partition("▒ mantissa")
+    assert "     11         0.0635 ▒█" in bars
+    assert "~" not in bars
+    assert "; ~ estimated" in answer
+    assert "scales reach ~0.000718" in " ".join(answer.split())
 
 
 def test_an_open_verdict_has_no_command() -> None:

@@ -49,7 +49,7 @@ def draw_layers(view: CaseView) -> Figure | Absent:
     estimated = sum(word == plain for word, _ in guessed)
     return Figure(
         question=_QUESTION,
-        answer=_answer(view, damage, plain),
+        answer=_answer(view, damage, plain, guessed),
         note=f"Each layer alone in {format_name(plain)}, all others in BF16: mean KL over "
         f"{counted(len(view.sensitivities.probe_items), 'probe text')}. What the best of the calibrated scales and the "
         "scale-free bound leaves is mantissa, which only BF16 wins back; what comes on top is range, which scales can."
@@ -138,12 +138,12 @@ def _best(damage: dict[str, dict[int, float]], plain: str) -> dict[int, float]:
     return found
 
 
-def _answer(view: CaseView, damage: dict[str, dict[int, float]], plain: str) -> str:
+def _answer(view: CaseView, damage: dict[str, dict[int, float]], plain: str, guessed: Set[tuple[str, int]]) -> str:
     best = _best(damage, plain)
     if not best:
         worst = max(damage[plain], key=lambda layer: damage[plain][layer])
         return f"Layer {worst} is the most sensitive: KL {rounded(damage[plain][worst])} by itself."
-    return f"{_mantissa(view)} {_range(damage[plain], best)}"
+    return f"{_mantissa(view)} {_range(damage, plain, best, guessed)}"
 
 
 def _mantissa(view: CaseView) -> str:
@@ -156,13 +156,19 @@ def _mantissa(view: CaseView) -> str:
     return f"In mantissa no layer stands out; the most sensitive {'are' if several else 'is'} {layers}."
 
 
-def _range(total: dict[int, float], best: dict[int, float]) -> str:
+def _range(
+    damage: dict[str, dict[int, float]], plain: str, best: dict[int, float], guessed: Set[tuple[str, int]]
+) -> str:
     """The layer with most to win back by scales."""
+    total = damage[plain]
     excess = {layer: total[layer] - best[layer] for layer in total.keys() & best.keys()}
     worst = max(excess, key=lambda layer: (excess[layer], -layer))
+    reached = {word for word, values in damage.items() if word != plain and values.get(worst) == best[worst]}
+    lost, left = ("~" if any((word, worst) in guessed for word in words) else "" for words in ({plain}, reached))
     if excess[worst] <= max(best.values()):
-        return f"Range adds little anywhere: at most KL {rounded(max(excess[worst], 0.0))}, in layer {worst}."
+        most = f"{lost or left}{rounded(max(excess[worst], 0.0))}"
+        return f"Range adds little anywhere: at most KL {most}, in layer {worst}."
     return (
-        f"Range is lost above all in layer {worst}: KL {rounded(total[worst])} by itself, where the best scales "
-        f"reach {rounded(best[worst])}."
+        f"Range is lost above all in layer {worst}: KL {lost}{rounded(total[worst])} by itself, where the best scales "
+        f"reach {left}{rounded(best[worst])}."
     )
