@@ -129,7 +129,8 @@ def _layers(view: CaseView, width: int) -> Iterator[str]:
     if not isinstance(figure, Figure):
         yield from _wrapped(figure.reason, width)
         return
-    bars = [_bar(row) for row in figure.table.cells]
+    formats = [column.name.removeprefix("KL, ") for column in figure.table.columns[4:]]
+    bars = [_bar(row, formats) for row in figure.table.cells]
     worst = sorted(range(len(bars)), key=lambda index: -bars[index][3])[:_MOST_LAYERS]
     top = max(max(bar[3] for bar in bars), 1e-12)
     room = width - 24
@@ -141,15 +142,18 @@ def _layers(view: CaseView, width: int) -> Iterator[str]:
     if len(bars) > len(worst):
         yield f"  and {len(bars) - len(worst):,} layers that lose less"
     told = "▒ mantissa, which only BF16 wins back; █ range, which scales can; ▸ most sensitive"
-    yield from _wrapped(told + ("; ~ estimated" if any(bar[2] for bar in bars) else ""), width)
+    yield from _wrapped(told + ("; ~ estimated" if "~" in figure.answer or any(bar[2] for bar in bars) else ""), width)
     yield from _wrapped(figure.answer, width)
 
 
-def _bar(row: Sequence[Cell]) -> tuple[str, bool, bool, float, float]:
-    """(layer, suspect, whether anything of it is estimated, KL at the plainest scale, the least other scales reach)."""
-    known = [float(cell) for cell in row[4:] if isinstance(cell, float)]
-    total = max(known[0], 0.0) if known else 0.0
-    return str(row[0]), row[2] == "yes", bool(row[3]), total, min(max(min(known[1:], default=total), 0.0), total)
+def _bar(row: Sequence[Cell], formats: Sequence[str]) -> tuple[str, bool, bool, float, float]:
+    """(layer, suspect, whether that KL is estimated, KL at the plainest scale, the least other scales reach)."""
+    known = [(name, float(cell)) for name, cell in zip(formats, row[4:], strict=True) if isinstance(cell, float)]
+    if not known:
+        return str(row[0]), row[2] == "yes", False, 0.0, 0.0
+    (shown, kl), others = known[0], [cell for _, cell in known[1:]]
+    total, estimated = max(kl, 0.0), shown in str(row[3]).split("; ")
+    return str(row[0]), row[2] == "yes", estimated, total, min(max(min(others, default=total), 0.0), total)
 
 
 def _caveats(view: CaseView, width: int) -> Iterator[str]:

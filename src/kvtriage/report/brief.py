@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvtriage.kvcache.policy import CachePolicy, Scaling
@@ -128,11 +128,28 @@ def _how_sure(view: CaseView, chosen: ArmRecord | None) -> Sentence:
         given["unmet"] = _count(len(unmet))
         return say("{unmet} FP8 arms break a clause of the rule for certain, by {confidence} intervals.", **given)
     own = [reason for reason in view.verdict.reasons if reason.arm == chosen.name]
-    met = sum(reason.status == "met" for reason in own)
-    given |= {"met": _count(met), "all": _count(len(own))}
-    share = "All {all} of its clauses" if met == len(own) else "{met} of its {all} clauses"
-    tail = _items(own, given) + _noise(view, given)
+    unsettled = [reason for reason in own if _too_few(reason)]
+    settled = [reason for reason in own if not _too_few(reason)]
+    met = sum(reason.status == "met" for reason in settled)
+    given |= {"met": _count(met), "all": _count(len(settled))}
+    settleable = " that could be settled" if unsettled else ""
+    share = f"{'All {all} of its' if met == len(settled) else '{met} of its {all}'} clauses{settleable}"
+    tail = _items(settled, given) + _noise(view, given) + _tell_unsettled(unsettled, given)
     return say(f"{share} are met by {{confidence}} intervals{tail}.", **given)
+
+
+def _too_few(reason: Reason) -> bool:
+    """Whether a clause is met only because no items could have broken it."""
+    return reason.status == "met" and reason.items_needed is not None
+
+
+def _tell_unsettled(reasons: Sequence[Reason], given: dict[str, Shown | str]) -> str:
+    """'; answers lost could not, with 4 items where at least 6 are needed', as a template."""
+    if not reasons:
+        return ""
+    first = reasons[0]
+    given |= {"asked": _count(first.items), "least": _count(first.items_needed or 0)}
+    return f"; {name_clause(first.clause)} could not, with {{asked}} items where at least {{least}} are needed"
 
 
 def _items(reasons: Iterable[Reason], given: dict[str, Shown | str]) -> str:

@@ -20,7 +20,7 @@ from kvtriage.records.pairing import BASELINE
 from kvtriage.records.study import Rule, Study
 from kvtriage.report.view import CaseView
 
-__all__ = ["Difference", "asked_alike", "differences", "only_difference"]
+__all__ = ["Difference", "asked_alike", "differences", "only_difference", "other_kl"]
 
 _ENGINE = (
     "engine",
@@ -81,6 +81,21 @@ def only_difference(a: CaseView, b: CaseView) -> Difference | None:
 def asked_alike(a: CaseView, b: CaseView) -> bool:
     """Whether both asked the same items of the same text in the same form: then they are paired."""
     return a.plan.data.sha256 == b.plan.data.sha256 and _items(a) == _items(b)
+
+
+def other_kl(a: CaseView, b: CaseView) -> str:
+    """Why KL in one case is not KL in the other; empty where both count the same tokens."""
+    before, after = (view.evidence.conditions.kl_top_k for view in (a, b))
+    if before == after:
+        return ""
+    return (
+        f"KL is left out: A counts {_counted(before)}, B {_counted(after)}. The fewer tokens count, the lower is the "
+        "bound that it gives, and the two are no measure of one another."
+    )
+
+
+def _counted(kl_top_k: int | None) -> str:
+    return "the whole vocabulary" if kl_top_k is None else f"BF16's {kl_top_k} most likely tokens"
 
 
 def _items(view: CaseView) -> frozenset[tuple[str, str, int, int]]:

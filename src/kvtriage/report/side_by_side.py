@@ -13,7 +13,7 @@ from kvtriage.report.arms import style_of
 from kvtriage.report.beside import encode_beside
 from kvtriage.report.brief import Told, describe_choice, tell_in_brief
 from kvtriage.report.charts.dots import DotGroup, DotRow, draw_dots
-from kvtriage.report.comparison import Difference, asked_alike, only_difference
+from kvtriage.report.comparison import Difference, asked_alike, only_difference, other_kl
 from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table
 from kvtriage.report.figures.quality import to_row
 from kvtriage.report.numbers import axis_number, axis_percent, interval, signed
@@ -95,8 +95,9 @@ def _draw_drift(a: CaseView, b: CaseView) -> Figure | Absent:
     """A panel for each metric, a group for each arm that both measured, a row for each case."""
     arms = [(arm, other) for arm in a.measured for other in b.measured if arm.name == other.name]
     paired = asked_alike(a, b)
+    apart = other_kl(a, b)
     panels, rows = [], []
-    for metric in METRICS[:3]:
+    for metric in METRICS[1:3] if apart else METRICS[:3]:
         groups = []
         for pair in arms:
             dots = tuple(_dots(metric, pair, (a, b)))
@@ -116,7 +117,7 @@ def _draw_drift(a: CaseView, b: CaseView) -> Figure | Absent:
     )
     return Figure(
         question=_QUESTION,
-        answer=_answer(a, b, paired),
+        answer=apart or _answer(a, b, paired),
         note=f"Mean over all items of running text, with its interval; A is the filled mark, B the ring. {note}",
         panels=tuple(panels),
         table=Table.of(

@@ -8,7 +8,7 @@ from kvtriage.records.case import ArmRecord, TimingTrial
 from kvtriage.records.latency import Crossing, crossing_of, expected_times, itl_line, traffic, ttft_curve
 from kvtriage.report.numbers import interval
 from kvtriage.report.view import CaseView
-from kvtriage.stats import Line, Parabola, ratio_of
+from kvtriage.stats import Expected, Line, Parabola, Ratio, ratio_of
 
 __all__ = [
     "ArmTimings",
@@ -17,6 +17,7 @@ __all__ = [
     "curve_lengths",
     "latency_of",
     "over_traffic",
+    "ttft_ratio_at",
 ]
 
 
@@ -63,6 +64,21 @@ def band_of(
     """
     bands = [(n, fit.band_at(n, confidence)) for n in lengths]
     return tuple((n, max(0.0, band[0]) * times, band[1] * times) for n, band in bands if band is not None)
+
+
+def ttft_ratio_at(entry: ArmTimings, baseline: ArmTimings, context_len: int, confidence: float) -> Ratio | None:
+    """The fit of one over that of the other at one length, tokens; None without both fits, or where one is below zero.
+
+    Its ends are None where nothing is left to judge a fit by.
+    """
+    if entry.ttft is None or baseline.ttft is None:
+        return None
+    own, before = (_fitted(fit, context_len) for fit in (entry.ttft, baseline.ttft))
+    return ratio_of(before, own, confidence)
+
+
+def _fitted(fit: Parabola, context_len: int) -> Expected:
+    return Expected(fit.at(context_len), fit.variance_of((context_len**2, context_len, 1.0)), fit.dof)
 
 
 def over_traffic(view: CaseView, arm: ArmRecord) -> tuple[str, str, str]:

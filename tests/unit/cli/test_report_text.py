@@ -53,6 +53,19 @@ def test_what_was_estimated_is_marked() -> None:
     assert "estimated" not in "\n".join(lines(case, 100))
 
 
+def test_an_estimate_that_is_not_shown_marks_nothing() -> None:
+    case = smollm_like()
+    probes = case.sensitivities.layer_probes
+    rows = tuple(msgspec.structs.replace(row, exact=row.format == "fp8:unit") for row in probes)
+    screened = replace(case, sensitivities=msgspec.structs.replace(case.sensitivities, layer_probes=rows))
+    told = "\n".join(lines(screened, 100))
+    bars, _, answer = told.partition("▒ mantissa")
+    assert "     11         0.0635 ▒█" in bars
+    assert "~" not in bars
+    assert "; ~ estimated" in answer
+    assert "scales reach ~0.000718" in " ".join(answer.split())
+
+
 def test_an_open_verdict_has_no_command() -> None:
     assert not [line for line in lines(undecided(), 80) if "vllm serve" in line]
 

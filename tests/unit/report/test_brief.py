@@ -37,6 +37,18 @@ def test_a_decided_case() -> None:
     assert said["What would change it"].startswith("A margin for top-1 changed at 256 tokens below 8.2 %, now 12 %; or")
 
 
+def test_a_clause_that_no_items_could_break_is_not_counted_as_kept() -> None:
+    case = gemma_like()
+    empty = Reason(
+        clause="found", arm="fp8_unit", cell="all", value=0.0, low=None, high=None, threshold=0.0, status="met",
+        items=4, items_needed=6, text="",
+    )  # fmt: skip
+    sure = told(with_verdict(case, reasons=(*case.verdict.reasons, empty)))["How sure"]
+    counted = "All 9 of its clauses that could be settled are met by 95 % intervals, with 8 items in a cell;"
+    assert sure.startswith(counted)
+    assert sure.endswith("; answers lost could not, with 4 items where at least 6 are needed.")
+
+
 def test_a_skip_gives_up_capacity_too() -> None:
     case = gemma_like()
     skip = next(arm.skip_layers for arm in case.evidence.arms if arm.name == "fp8_unit_skip")

@@ -133,6 +133,15 @@ def test_others_may_not_and_the_sentence_says_why(other: Case, said: str) -> Non
     assert refused.value.hint
 
 
+def test_a_kl_of_fewer_tokens_is_not_set_against_the_whole() -> None:
+    case = smollm_like()
+    conditions = msgspec.structs.replace(case.evidence.conditions, engine="vllm", kl_top_k=20)
+    served = replace(drifting_more(case), evidence=msgspec.structs.replace(case.evidence, conditions=conditions))
+    figure = json.loads(render_comparison(view_of(case), view_of(served), ("one", "two")).beside)["figures"]["drift"]
+    assert figure["answer"].startswith("KL is left out: A counts the whole vocabulary, B BF16's 20 most likely tokens.")
+    assert {row[0] for row in figure["rows"]} == {"Increase of NLL", "Most likely token changed"}
+
+
 def test_every_difference_is_named() -> None:
     a, b = smollm_like(), other_setting(other_rule(other_engine(other_model(other_text(smollm_like())))))
     whats = [one.what for one in differences(view_of(a), view_of(b))]

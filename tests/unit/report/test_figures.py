@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from statistics import geometric_mean
 
 import msgspec
 import pytest
@@ -98,6 +99,20 @@ def test_layers_and_heads_find_the_planted_place() -> None:
     assert drawn("layers", unbound).answer == "Layer 11 is the most sensitive: KL 0.0635 by itself."
 
 
+def test_a_layer_says_which_of_its_numbers_are_estimates() -> None:
+    case = smollm_like()
+    probes = case.sensitivities.layer_probes
+    rows = tuple(msgspec.structs.replace(row, exact=row.format != "mantissa") for row in probes)
+    screened = replace(case, sensitivities=msgspec.structs.replace(case.sensitivities, layer_probes=rows))
+    figure = drawn("layers", screened)
+    assert {row[3] for row in figure.table.rows} == {"scale-free bound"}
+    markup = to_markup(figure.panels[0].narrow)
+    assert "layer 11: FP8, unit scale 0.0635" in markup
+    assert "scale-free bound ~" in markup
+    assert figure.facts["estimated_layers"] == 0
+    assert figure.answer.endswith("KL 0.0635 by itself, where the best scales reach ~0.000718.")
+
+
 def test_repairable_is_what_lies_beyond_the_bound() -> None:
     figure = drawn("repairable", gemma_like())
     assert figure.answer.startswith("At most 10.0 % of it: all 18 layers at unit scale cost KL 0.02")
@@ -120,6 +135,22 @@ def test_repairable_is_what_calibrated_scales_won_back_where_they_beat_the_bound
     answer = drawn("repairable", better).answer
     assert answer.startswith("At most 40.0 % of it: all 18 layers at unit scale cost KL 0.02")
     assert ", FP8 per-head 0.012" in answer
+
+
+def test_what_no_probe_measured_is_not_called_repairable() -> None:
+    case = smollm_like()
+    probes = case.sensitivities.type_probes
+    rows = tuple(msgspec.structs.replace(row, exact=row.format == "fp8:unit") for row in probes)
+    screened = replace(case, sensitivities=msgspec.structs.replace(case.sensitivities, type_probes=rows))
+    figure = drawn("repairable", screened)
+    assert figure.answer == (
+        "Not known: no probe measured both unit scale and what other scales reach. "
+        "The next figure has what is predicted."
+    )
+    assert figure.facts["repairable_share"] is None
+    assert {(row[1], row[2]) for row in figure.table.rows} >= {("FP8 unit scale", ""), ("Scale-free bound", "yes")}
+    assert "~0." in to_markup(figure.panels[0].narrow)
+    assert "~" not in to_markup(drawn("repairable", case).panels[0].narrow)
 
 
 def test_cells_of_the_reasons_are_lengths() -> None:
@@ -235,6 +266,36 @@ def test_fits_have_bands_and_the_traffic_its_expectations() -> None:
     assert 'class="band"' in to_markup(drawn("ttft", case).panels[0].narrow)
 
 
+def first_tokens(case: Case, slowdown: float, noise: float) -> Case:
+    """Its times to first token on one parabola, FP8's `slowdown` times BF16's, and `noise` of itself off by turns."""
+
+    def again(trial: TimingTrial) -> TimingTrial:
+        exact = (2e-7 * trial.context_len + 1e-3) * trial.context_len + 0.1
+        share = (1.0 if trial.arm == "bf16" else slowdown) * (1 + noise * (-1) ** trial.repeat)
+        return msgspec.structs.replace(trial, ttft_s=exact * share)
+
+    return replace(case, trials=tuple(again(t) if isinstance(t, TimingTrial) else t for t in case.trials))
+
+
+def test_first_tokens_are_compared_where_their_fits_can_be_told_apart() -> None:
+    case = smollm_like()
+    longest = format_tokens(max(case.plan.study.latency_contexts))
+    apart = drawn("ttft", first_tokens(case, 1.4, 0.001)).answer
+    assert apart.startswith(f"By their fits, at {longest} tokens FP8 per-head takes ")
+    assert ": 1.40 times as long (1." in apart
+    close = drawn("ttft", first_tokens(case, 1.4, 0.6)).answer
+    assert close == (
+        f"Can't tell: at {longest} tokens the fits of FP8 per-head and BF16 lie too close for their errors on this "
+        "machine."
+    )
+    once = tuple(t for t in case.trials if not isinstance(t, TimingTrial) or t.repeat == 0)
+    lengths = sorted({t.context_len for t in once if isinstance(t, TimingTrial) and t.phase == "latency"})[:3]
+    single = tuple(t for t in once if not isinstance(t, TimingTrial) or t.context_len in lengths)
+    assert drawn("ttft", replace(case, trials=single)).answer.startswith("Can't tell: at ")
+    two = tuple(t for t in once if not isinstance(t, TimingTrial) or t.context_len in lengths[:2])
+    assert drawn("ttft", replace(case, trials=two)).answer.startswith("Can't tell: FP8 per-head and BF16 were not both")
+
+
 def test_disturbed_generations_are_counted_and_bend_no_line() -> None:
     case = large()
     slow = next(t for t in case.trials if isinstance(t, TimingTrial) and (t.arm, t.phase) == ("bf16", "latency"))
@@ -249,7 +310,7 @@ def test_disturbed_generations_are_counted_and_bend_no_line() -> None:
 def test_throughput_counts_the_tokens_of_all_sequences() -> None:
     case = smollm_like()
     timings = [t for t in case.trials if isinstance(t, TimingTrial) and (t.arm, t.phase) == ("bf16", "throughput")]
-    mean = sum(4 * len(t.token_s) / sum(t.token_s) for t in timings) / len(timings)
+    mean = geometric_mean(4 * len(t.token_s) / sum(t.token_s) for t in timings)
     row = next(row for row in drawn("throughput", case).table.rows if row[0] == "BF16")
     assert float(row[3]) == pytest.approx(mean, rel=1e-5)
 
@@ -281,6 +342,19 @@ def test_throughput_that_cannot_be_told_says_so(bf16: tuple[float, ...], fp8: tu
     figure = drawn("throughput", replace(case, trials=trials))
     assert figure.answer.startswith("Can't tell on this machine: in a repeat FP8 per-head gives")
     assert not [cell for row in figure.table.rows for cell in row if "∞" in cell or "inf" in cell]
+
+
+@pytest.mark.parametrize("fp8", [(60.0, 210.0), (1.0, 100_000.0), (110.0, 111.0)])
+def test_no_throughput_falls_by_more_than_all_of_it(fp8: tuple[float, ...]) -> None:
+    case = smollm_like()
+    trials = tuple(throughput_of("bf16", (100.0, 80.0)) + throughput_of("fp8_per_head", fp8))
+    figure = drawn("throughput", replace(case, trials=trials))
+    row = next(row for row in figure.table.rows if row[0] == "FP8 per-head")
+    low = row[7].partition(" %")[0].replace("\N{MINUS SIGN}", "-")
+    assert low == "no interval" or float(low) >= -100
+    assert f"{row[6].lstrip(chr(0x2212))} more" in figure.answer
+    assert f"({row[7]})" in figure.answer
+    assert not [cell for cell in row[4:6] if cell.startswith("\N{MINUS SIGN}")]
 
 
 def test_every_drift_is_drawn_beside_its_noise() -> None:

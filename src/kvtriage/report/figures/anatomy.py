@@ -52,7 +52,8 @@ def draw_anatomy(view: CaseView) -> Figure | Absent:
         question=_QUESTION,
         answer=" ".join(view.sensitivities.findings),
         note="All layers in FP8. Predicted: the damage at scale 1, changed as each head's attention output error is. "
-        "Probed: on the same texts. Measured: by the ablation, on other texts and lengths, so that it may differ.",
+        "Probed: on the same texts, where a probe ran. Measured: by the ablation, on other texts and lengths, "
+        "so that it may differ.",
         panels=(Panel("What is left of the damage", drawing),),
         table=Table.of(("repair", "predicted", "probed", "measured"), rows),
     )

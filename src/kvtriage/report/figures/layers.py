@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from statistics import fmean
 
 from kvtriage.records.case import ProbeRow
@@ -37,22 +38,22 @@ def draw_layers(view: CaseView) -> Figure | Absent:
         return Absent(_QUESTION, "No layer was probed in FP8 alone.")
     repaired = next((word for word in ("fp8:per_head", "fp8:per_tensor") if word in damage and word != plain), None)
     best, suspects = _best(damage, plain), frozenset(view.sensitivities.suspects)
-    bars = tuple(_bar(layer.layer_idx, damage, plain, best, repaired) for layer in view.spec.layers)
     words = [word for word in (*_UNREPAIRED, _BOUND) if word in damage]
     guessed = {
         (probe.format, probe.layers[0])
         for probe in view.sensitivities.layer_probes
         if len(probe.layers) == 1 and not probe.exact
     }
+    bars = tuple(_bar(layer.layer_idx, damage, plain, best, repaired, guessed) for layer in view.spec.layers)
     with_scales = "" if repaired is None else format_name(repaired).removeprefix("FP8, ")
     estimated = sum(word == plain for word, _ in guessed)
     return Figure(
         question=_QUESTION,
-        answer=_answer(view, damage, plain),
+        answer=_answer(view, damage, plain, guessed),
         note=f"Each layer alone in {format_name(plain)}, all others in BF16: mean KL over "
         f"{counted(len(view.sensitivities.probe_items), 'probe text')}. What the best of the calibrated scales and the "
         "scale-free bound leaves is mantissa, which only BF16 wins back; what comes on top is range, which scales can."
-        f"{_told_of(estimated)}{view.layer_frame.note}",
+        f"{_told_of(estimated)}{' ~ marks an estimate.' if guessed else ''}{view.layer_frame.note}",
         panels=(
             Panel(
                 "KL when this layer alone is quantised",
@@ -73,7 +74,7 @@ def draw_layers(view: CaseView) -> Figure | Absent:
                     str(layer.layer_idx),
                     str(layer.kind),
                     "yes" if layer.layer_idx in suspects else "",
-                    ", ".join(format_name(word) for word in words if (word, layer.layer_idx) in guessed),
+                    "; ".join(format_name(word) for word in words if (word, layer.layer_idx) in guessed),
                     *(damage[word].get(layer.layer_idx) for word in words),
                 )
                 for layer in view.spec.layers
@@ -106,13 +107,22 @@ def _by_format(probes: tuple[ProbeRow, ...]) -> dict[str, dict[int, float]]:
 
 
 def _bar(
-    layer: int, damage: dict[str, dict[int, float]], plain: str, reached: dict[int, float], repaired: str | None
+    layer: int,
+    damage: dict[str, dict[int, float]],
+    plain: str,
+    reached: dict[int, float],
+    repaired: str | None,
+    guessed: Set[tuple[str, int]],
 ) -> StackedBar:
-    """`reached` is what `_best` found."""
+    """`reached` is what `_best` found; `guessed` has the formats and layers that no probe measured."""
     total = max(damage[plain].get(layer, 0.0), 0.0)
     best = reached.get(layer)
     tick = None if repaired is None else damage[repaired].get(layer)
-    said = [f"{format_name(word)} {rounded(values[layer])}" for word, values in damage.items() if layer in values]
+    said = [
+        f"{format_name(word)} {'~' if (word, layer) in guessed else ''}{rounded(values[layer])}"
+        for word, values in damage.items()
+        if layer in values
+    ]
     return StackedBar(
         total if best is None else min(max(best, 0.0), total), total, tick, f"layer {layer}: {', '.join(said)}"
     )
@@ -128,12 +138,12 @@ def _best(damage: dict[str, dict[int, float]], plain: str) -> dict[int, float]:
     return found
 
 
-def _answer(view: CaseView, damage: dict[str, dict[int, float]], plain: str) -> str:
+def _answer(view: CaseView, damage: dict[str, dict[int, float]], plain: str, guessed: Set[tuple[str, int]]) -> str:
     best = _best(damage, plain)
     if not best:
         worst = max(damage[plain], key=lambda layer: damage[plain][layer])
         return f"Layer {worst} is the most sensitive: KL {rounded(damage[plain][worst])} by itself."
-    return f"{_mantissa(view)} {_range(damage[plain], best)}"
+    return f"{_mantissa(view)} {_range(damage, plain, best, guessed)}"
 
 
 def _mantissa(view: CaseView) -> str:
@@ -146,13 +156,19 @@ def _mantissa(view: CaseView) -> str:
     return f"In mantissa no layer stands out; the most sensitive {'are' if several else 'is'} {layers}."
 
 
-def _range(total: dict[int, float], best: dict[int, float]) -> str:
+def _range(
+    damage: dict[str, dict[int, float]], plain: str, best: dict[int, float], guessed: Set[tuple[str, int]]
+) -> str:
     """The layer with most to win back by scales."""
+    total = damage[plain]
     excess = {layer: total[layer] - best[layer] for layer in total.keys() & best.keys()}
     worst = max(excess, key=lambda layer: (excess[layer], -layer))
+    reached = {word for word, values in damage.items() if word != plain and values.get(worst) == best[worst]}
+    lost, left = ("~" if any((word, worst) in guessed for word in words) else "" for words in ({plain}, reached))
     if excess[worst] <= max(best.values()):
-        return f"Range adds little anywhere: at most KL {rounded(max(excess[worst], 0.0))}, in layer {worst}."
+        most = f"{lost or left}{rounded(max(excess[worst], 0.0))}"
+        return f"Range adds little anywhere: at most KL {most}, in layer {worst}."
     return (
-        f"Range is lost above all in layer {worst}: KL {rounded(total[worst])} by itself, where the best scales "
-        f"reach {rounded(best[worst])}."
+        f"Range is lost above all in layer {worst}: KL {lost}{rounded(total[worst])} by itself, where the best scales "
+        f"reach {left}{rounded(best[worst])}."
     )

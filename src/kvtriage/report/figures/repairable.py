@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from statistics import fmean
 
 from kvtriage.records.case import ProbeRow
@@ -25,6 +26,9 @@ _STYLES = {
 _BEST = {"mantissa": "the scale-free bound", "fp8:per_tensor": "FP8 per-tensor", "fp8:per_head": "FP8 per-head"}
 """What shows how far scales can go: the bound is an estimate, and calibrated scales may do better."""
 
+_Guessed = Set[tuple[tuple[int, ...], str]]
+"""Layers and format of what was screened, and measured by no probe."""
+
 
 def draw_repairable(view: CaseView) -> Figure | Absent:
     """One group for each set of layers probed together, one row per storage format."""
@@ -34,9 +38,17 @@ def draw_repairable(view: CaseView) -> Figure | Absent:
             groups.setdefault(probe.layers, {})[probe.format] = fmean(probe.kl)
     if not groups:
         return Absent(_QUESTION, "No group of layers was probed as a whole.")
+    guessed = {(probe.layers, probe.format) for probe in view.sensitivities.type_probes if not probe.exact}
+    measured = {
+        layers: {word: kl for word, kl in found.items() if (layers, word) not in guessed}
+        for layers, found in groups.items()
+    }
     drawing = draw_dots(
         [
-            DotGroup(_name(view, layers), tuple(_row(word, found[word]) for word in _STYLES if word in found))
+            DotGroup(
+                _name(view, layers),
+                tuple(_row(word, found[word], (layers, word) in guessed) for word in _STYLES if word in found),
+            )
             for layers, found in groups.items()
         ],
         label="KL of each kind of layer quantised together",
@@ -46,19 +58,19 @@ def draw_repairable(view: CaseView) -> Figure | Absent:
     )
     return Figure(
         question=_QUESTION,
-        answer=_answer(view, groups),
+        answer=_answer(view, groups, measured),
         note=f"Mean KL over {counted(len(view.sensitivities.probe_items), 'probe text')}. What lies beyond the best of "
         "the other formats is range, and scales can win it back; what the best of them loses is mantissa, and only "
-        "BF16 can.",
+        f"BF16 can.{' ~ marks an estimate, which no probe measured.' if guessed else ''}",
         panels=(Panel("Quantised together, all else in BF16", drawing),),
         table=Table.of(
-            ("layers", "stored as", "KL", *(f"text {index + 1}" for index in range(_texts(view)))),
+            ("layers", "stored as", "estimated", "KL", *(f"text {index + 1}" for index in range(_texts(view)))),
             [_table_row(view, probe) for probe in view.sensitivities.type_probes if probe.kl],
-            words=2,
+            words=3,
         ),
         facts={
             "noise": view.pairs.noise(METRICS[0].measure),
-            "repairable_share": _repairable(groups),
+            "repairable_share": _repairable(measured),
             "probe_texts": len(view.sensitivities.probe_items),
         },
     )
@@ -71,8 +83,8 @@ def _name(view: CaseView, layers: tuple[int, ...]) -> str:
     return f"{len(layers)} {kinds.pop()} layers" if len(kinds) == 1 else f"{len(layers)} layers"
 
 
-def _row(word: str, kl: float) -> DotRow:
-    return DotRow(_STYLES[word].short, _STYLES[word], kl, None, None, rounded(kl))
+def _row(word: str, kl: float, guessed: bool) -> DotRow:
+    return DotRow(_STYLES[word].short, _STYLES[word], kl, None, None, f"{'~' if guessed else ''}{rounded(kl)}")
 
 
 def _texts(view: CaseView) -> int:
@@ -82,7 +94,7 @@ def _texts(view: CaseView) -> int:
 def _table_row(view: CaseView, probe: ProbeRow) -> tuple[Cell, ...]:
     short = _STYLES[probe.format].short if probe.format in _STYLES else probe.format
     missing = [None] * (_texts(view) - len(probe.kl))
-    return (_name(view, probe.layers), short, fmean(probe.kl), *probe.kl, *missing)
+    return (_name(view, probe.layers), short, "" if probe.exact else "yes", fmean(probe.kl), *probe.kl, *missing)
 
 
 def _repairable(groups: dict[tuple[int, ...], dict[str, float]]) -> float | None:
@@ -92,12 +104,15 @@ def _repairable(groups: dict[tuple[int, ...], dict[str, float]]) -> float | None
     return (unit - min(reached)) / unit if unit and reached else None
 
 
-def _answer(view: CaseView, groups: dict[tuple[int, ...], dict[str, float]]) -> str:
+def _answer(
+    view: CaseView, groups: dict[tuple[int, ...], dict[str, float]], measured: dict[tuple[int, ...], dict[str, float]]
+) -> str:
+    """Read off what was measured; what was only estimated is called so."""
     layers = max(groups, key=len)
-    found = groups[layers]
+    found = measured[layers]
     unit, reached = found.get("fp8:unit"), {word: found[word] for word in _BEST if word in found}
     if unit is None or not reached:
-        return "Unit scale was not probed beside other scales or the scale-free bound."
+        return _unmeasured(view, groups[layers])
     best = min(reached, key=lambda word: reached[word])
     if unit <= reached[best]:
         return f"Nothing: at unit scale {_name(view, layers)} lose no more than {_BEST[best]} does."
@@ -105,3 +120,10 @@ def _answer(view: CaseView, groups: dict[tuple[int, ...], dict[str, float]]) -> 
         f"At most {percent((unit - reached[best]) / unit)} of it: {_name(view, layers)} at unit scale cost KL "
         f"{rounded(unit)}, {_BEST[best]} {rounded(reached[best])}."
     )
+
+
+def _unmeasured(view: CaseView, found: dict[str, float]) -> str:
+    if "fp8:unit" not in found or not found.keys() & _BEST.keys():
+        return "Unit scale was not probed beside other scales or the scale-free bound."
+    foretold = " The next figure has what is predicted." if view.sensitivities.repairs else ""
+    return f"Not known: no probe measured both unit scale and what other scales reach.{foretold}"

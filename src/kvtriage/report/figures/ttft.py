@@ -5,9 +5,10 @@ from __future__ import annotations
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.lines import Series, draw_against_length
 from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table
-from kvtriage.report.numbers import Shown, percent, rounded
-from kvtriage.report.timings import ArmTimings, band_of, curve_lengths, latency_of
+from kvtriage.report.numbers import Shown, interval, rounded
+from kvtriage.report.timings import ArmTimings, band_of, curve_lengths, latency_of, ttft_ratio_at
 from kvtriage.report.view import CaseView
+from kvtriage.stats import Ratio
 from kvtriage.units import format_seconds, format_tokens
 
 __all__ = ["draw_ttft"]
@@ -22,10 +23,12 @@ def draw_ttft(view: CaseView) -> Figure | Absent:
         return Absent(_QUESTION, "No generation was timed.")
     lengths = curve_lengths(timings)
     confidence, longest = view.plan.study.rule.confidence, round(lengths[-1])
+    pair = _compared(view, timings)
+    ratio = None if pair is None else ttft_ratio_at(pair[1], pair[0], longest, confidence)
     series = [_series(entry, lengths, confidence) for entry in timings]
     return Figure(
         question=_QUESTION,
-        answer=_answer(view, timings),
+        answer=_answer(pair, ratio, longest),
         note="Every generation is a point; the curve is least squares, TTFT = a · length² + b · length + c, with its "
         f"{confidence:.0%} band; disturbed generations are set aside. It too belongs to this machine.",
         panels=(Panel("", *draw_against_length(series, "Time to first token", "TTFT, s", from_zero=True)),),
@@ -36,7 +39,8 @@ def draw_ttft(view: CaseView) -> Figure | Absent:
         facts={
             "confidence": confidence,
             "longest_tokens": longest,
-            **{f"{entry.arm.name}, TTFT at the longest, s": _mean_at(entry, longest) for entry in timings},
+            **({} if ratio is None else {"times BF16's": ratio.value, "low": ratio.low, "high": ratio.high}),
+            **{f"{entry.arm.name}, TTFT at the longest, s": _fit_at(entry, longest) for entry in timings},
             **{
                 f"{entry.arm.name}, {end}, s": value
                 for entry in timings
@@ -68,23 +72,34 @@ def _row(entry: ArmTimings) -> tuple[Cell, ...]:
     return (style_of(entry.arm).short, *terms, span, fit.set_aside)
 
 
-def _answer(view: CaseView, timings: tuple[ArmTimings, ...]) -> str:
+def _compared(view: CaseView, timings: tuple[ArmTimings, ...]) -> tuple[ArmTimings, ArmTimings] | None:
+    """BF16, and the chosen arm or the first candidate."""
     baseline = next((entry for entry in timings if entry.arm.role == "baseline"), None)
     other = next((entry for entry in timings if view.is_chosen(entry.arm) and entry is not baseline), None)
     other = other or next((entry for entry in timings if entry.arm.role == "candidate"), None)
-    if baseline is None or other is None:
+    return None if baseline is None or other is None else (baseline, other)
+
+
+def _answer(pair: tuple[ArmTimings, ArmTimings] | None, ratio: Ratio | None, longest: int) -> str:
+    if pair is None:
         return "Only one arm was timed."
-    longest = max(trial.context_len for trial in baseline.trials)
-    own, reference = _mean_at(other, longest), _mean_at(baseline, longest)
-    if own is None or reference is None:
-        return "The arms were timed at different lengths."
-    change = own / reference - 1
+    baseline, other = pair
+    short = style_of(other.arm).short
+    if any(longest not in {trial.context_len for trial in entry.trials} for entry in pair):
+        return f"Can't tell: {short} and BF16 were timed at different lengths."
+    if other.ttft is None or baseline.ttft is None:
+        return f"Can't tell: {short} and BF16 were not both timed at three lengths, and a fit takes as many."
+    if ratio is None or ratio.low is None or ratio.high is None or ratio.low <= 1 <= ratio.high:
+        return (
+            f"Can't tell: at {format_tokens(longest)} tokens the fits of {short} and BF16 lie too close for their "
+            "errors on this machine."
+        )
     return (
-        f"At {format_tokens(longest)} tokens {style_of(other.arm).short} takes {format_seconds(own)} to the first "
-        f"token and BF16 {format_seconds(reference)}: {percent(abs(change))} {'more' if change > 0 else 'less'}."
+        f"By their fits, at {format_tokens(longest)} tokens {short} takes {format_seconds(other.ttft.at(longest))} to "
+        f"the first token and BF16 {format_seconds(baseline.ttft.at(longest))}: {ratio.value:.2f} times as long "
+        f"({interval(ratio.low, ratio.high, '{:.2f}'.format)})."
     )
 
 
-def _mean_at(entry: ArmTimings, context_len: int) -> float | None:
-    times = [trial.ttft_s for trial in entry.trials if trial.context_len == context_len]
-    return sum(times) / len(times) if times else None
+def _fit_at(entry: ArmTimings, context_len: int) -> float | None:
+    return None if entry.ttft is None else entry.ttft.at(context_len)
