@@ -133,7 +133,8 @@ def _answer(view: CaseView, damage: dict[str, dict[int, float]], plain: str) -> 
     if not best:
         worst = max(damage[plain], key=lambda layer: damage[plain][layer])
         return f"Layer {worst} is the most sensitive: KL {rounded(damage[plain][worst])} by itself."
-    return f"{_mantissa(view)} {_range(damage[plain], best)}"
+    needless = " Neither is shown to be wrong." if view.verdict.repair == "none" else ""
+    return f"{_mantissa(view)} {_range(view, damage[plain], best)}{needless}"
 
 
 def _mantissa(view: CaseView) -> str:
@@ -142,17 +143,22 @@ def _mantissa(view: CaseView) -> str:
     several = len(suspects) > 1
     layers = f"layer{'s' if several else ''} {layer_ranges(suspects)}"
     if view.sensitivities.suspects_stand_out:
-        return f"Mantissa is lost above all in {layers}."
+        return f"Mantissa is {_most_of(view)} in {layers}."
     return f"In mantissa no layer stands out; the most sensitive {'are' if several else 'is'} {layers}."
 
 
-def _range(total: dict[int, float], best: dict[int, float]) -> str:
+def _most_of(view: CaseView) -> str:
+    """What the verdict does not find wrong is not called lost."""
+    return "largest" if view.verdict.repair == "none" else "lost above all"
+
+
+def _range(view: CaseView, total: dict[int, float], best: dict[int, float]) -> str:
     """The layer with most to win back by scales."""
     excess = {layer: total[layer] - best[layer] for layer in total.keys() & best.keys()}
     worst = max(excess, key=lambda layer: (excess[layer], -layer))
     if excess[worst] <= max(best.values()):
         return f"Range adds little anywhere: at most KL {rounded(max(excess[worst], 0.0))}, in layer {worst}."
     return (
-        f"Range is lost above all in layer {worst}: KL {rounded(total[worst])} by itself, where the best scales "
+        f"Range is {_most_of(view)} in layer {worst}: KL {rounded(total[worst])} by itself, where the best scales "
         f"reach {rounded(best[worst])}."
     )
