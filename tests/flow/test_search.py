@@ -124,8 +124,12 @@ def test_after_the_ablation_it_is_too_late(
 ) -> None:
     case = tmp_path / "case"
     assert main([*begun, "--until", "ablate"], wiring(together={})) == 0
-    assert main(["search", str(case)], wiring(together={})) == 2
-    assert "the ablation of this case has begun" in capsys.readouterr().err
+    for words in ([], ["--dry-run", "--speed", "1000,10"]):
+        capsys.readouterr()
+        assert main(["search", str(case), *words], wiring(together={})) == 2
+        told = capsys.readouterr()
+        assert "the ablation of this case has begun" in told.err
+        assert told.out == ""
 
 
 def test_a_frontier_that_came_after_the_evidence_is_refused(

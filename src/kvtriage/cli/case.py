@@ -104,6 +104,10 @@ _OWN = frozenset(
 )
 
 
+_BUSY_NEW = "wait until it has finished, or choose another --out"
+_BUSY = "wait until it has finished; 'kvtriage explore' shows a case while it runs"
+
+
 class _Head(msgspec.Struct):
     """What every record of every version says of itself."""
 
@@ -150,7 +154,7 @@ def open_case(path: Path, *, create: bool) -> Iterator[CaseFolder]:
         made = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
     try:
-        with _locked(path):
+        with _locked(path, _BUSY_NEW if create else _BUSY):
             _sweep(path)
             new = not os.path.lexists(path / "plan.json")
             try:
@@ -165,7 +169,7 @@ def open_case(path: Path, *, create: bool) -> Iterator[CaseFolder]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, hint: str) -> Iterator[None]:
     _is_there(path / _LOCK)
     lock = filelock.FileLock(path / _LOCK, blocking=False)
     with writing(path):
@@ -174,7 +178,7 @@ def _locked(path: Path) -> Iterator[None]:
         except filelock.Timeout as error:
             raise CaseBusy(
                 f"another kvtriage process is working on {path}",
-                hint="wait until it has finished, or choose another --out",
+                hint=hint,
             ) from error
     try:
         yield

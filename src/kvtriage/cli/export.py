@@ -87,6 +87,8 @@ def _beyond_sglang(model_type: str, choice: RepairChoice | None) -> Iterator[str
     match choice:
         case RepairChoice(scaling=scaling) if scaling == NATIVE:
             yield "the verdict is BF16, and this file serves FP8"
+        case RepairChoice(scaling=scaling) if scaling == Scaling.UNIT:
+            yield "the verdict asks for no scales: --kv-cache-dtype fp8_e4m3 serves it without this file"
         case RepairChoice(scaling=scaling) if scaling == Scaling.PER_HEAD:
             yield "the verdict is one scale per head, which SGLang does not have: this file has one for each layer"
     if choice is not None and choice.scaling != NATIVE and choice.skip_layers:

@@ -60,6 +60,8 @@ def search_command(
     def work(job: Job) -> None:
         scales = job.case.need(ScaleRecord)
         if dry_run:
+            if job.case.load(Frontier) is None:
+                _check_in_time(job.case)
             known = speed or remembered_speed(job.case.trials()) or measure_speed(job.subject, job.engine())
             subject = job.subject
             cost = cost_search(subject.plan, subject.split, subject.items, subject.spec)

@@ -165,7 +165,7 @@ def _check_engine(name: str, probe: Callable[[], Check]) -> Check:
 
 
 def _start_engine() -> Check:
-    importlib.import_module("kvtriage.engines.embedded")
+    importlib.import_module("kvtriage.engines.embedded.engine")
     return Check("embedded engine", Status.OK, "torch and transformers load")
 
 

@@ -96,7 +96,7 @@ def _what_is_wrong(found: Findings) -> str:
         return "Nothing is known of FP8 here: BF16 alone was measured."
     so_far = "" if found.outcome.decided or found.excluded else "So far: "
     if found.repair == "none":
-        where = f", where the best that scales reach is {best}" if best else ""
+        where = _beside_best(found, unit, best)
         return f"{so_far}Neither range nor mantissa is shown to be wrong: uncalibrated FP8 drifts {drift}{where}."
     parts = [_mantissa(found, best)] if found.repair in ("skip", "both") or found.mantissa_status == UNMET else []
     spread = heads_off_range(found.scales, "per_tensor") if found.remedy.scaling == "per_head" else ()
@@ -135,6 +135,16 @@ def _best(found: Findings) -> str:
         return ""
     arm = found.trials.arms.get(best.name)
     return f"{format_nats(best.drift)} nats per token ({best.name if arm is None else name_scales(arm)})"
+
+
+def _beside_best(found: Findings, unit: Rung | None, best: str) -> str:
+    """How far uncalibrated FP8 lies from `best`, in words that fit either side of it; '' when nothing else was run."""
+    reached = found.best_scaled
+    if reached is None:
+        return ""
+    if unit is not None and unit.drift is not None and unit.drift <= reached.drift:
+        return f", no more than the best other: {best}"
+    return f", where the best that scales reach is {best}"
 
 
 def _mantissa(found: Findings, best: str) -> str:

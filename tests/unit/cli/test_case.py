@@ -68,6 +68,8 @@ class TestFolder:
             "import sys\nfrom pathlib import Path\nfrom kvtriage.cli.case import open_case\n"
             "with open_case(Path(sys.argv[1]), create=True):\n    print('held', flush=True)\n    sys.stdin.read()\n"
         )
+        with open_case(tmp_path / "case", create=True) as case:
+            case.save(plan)
         command = [sys.executable, "-c", holder, str(tmp_path / "case")]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
             assert other.stdout is not None
@@ -75,9 +77,13 @@ class TestFolder:
             with pytest.raises(CaseBusy) as caught, open_case(tmp_path / "case", create=True):
                 pass
             assert caught.value.exit_code == 5
+            assert "--out" in caught.value.hint
+            with pytest.raises(CaseBusy) as caught, open_case(tmp_path / "case", create=False):
+                pass
+            assert caught.value.hint == "wait until it has finished; 'kvtriage explore' shows a case while it runs"
             other.communicate("")
-        with open_case(tmp_path / "case", create=True) as case:
-            case.save(plan)
+        with open_case(tmp_path / "case", create=False) as case:
+            assert case.load(Plan) == plan
 
     def test_a_lock_left_by_a_kill_does_not_hold(self, tmp_path: Path, plan: Plan) -> None:
         with open_case(tmp_path / "case", create=True) as case:

@@ -81,6 +81,7 @@ def test_sglang_gets_what_it_can_have_without_a_word(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("case", "choice", "says"),
     [
+        (smollm_like, UNIT, "the verdict asks for no scales"),
         (gemma_like, UNIT, "not known to read this file for gemma3_text"),
         (
             smollm_like,

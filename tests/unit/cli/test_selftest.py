@@ -4,6 +4,7 @@ import importlib.metadata
 import math
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,15 @@ def test_a_missing_package_is_named_with_its_cure(
     table = capsys.readouterr().out
     assert "not installed; 2.6 or newer is needed" in table
     assert "-> pip install '.[engine]'" in table
+
+
+def test_an_engine_without_torch_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "kvtriage.engines.embedded.engine", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["selftest"]) == 4
+    assert re.search(r"embedded engine +missing +.*torch", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

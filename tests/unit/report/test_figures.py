@@ -113,6 +113,16 @@ def test_a_layer_says_which_of_its_numbers_are_estimates() -> None:
     assert figure.answer.endswith("KL 0.0635 by itself, where the best scales reach ~0.000718.")
 
 
+def test_what_the_verdict_shows_to_be_no_fault_is_not_called_lost() -> None:
+    for case in (smollm_like(), large()):
+        healthy = replace(case, verdict=msgspec.structs.replace(case.verdict, repair="none"))
+        told = drawn("layers", healthy).answer
+        assert " is largest in layer" in told
+        assert "lost" not in told
+        assert told.endswith("Neither is shown to be wrong.")
+    assert "Neither is" not in drawn("layers", smollm_like()).answer
+
+
 def test_repairable_is_what_lies_beyond_the_bound() -> None:
     figure = drawn("repairable", gemma_like())
     assert figure.answer.startswith("At most 10.0 % of it: all 18 layers at unit scale cost KL 0.02")

@@ -67,6 +67,16 @@ def test_range_and_mantissa_are_told_apart() -> None:
     assert "Range is wrong in the layers that stay in FP8" in both
 
 
+def test_the_best_that_scales_reach_is_not_told_as_if_it_were_better() -> None:
+    assert re.search(
+        r"drifts 0\.0098 nats per token, where the best that scales reach is 0\.008", said(Case().decide())
+    )
+    kl = {name: value if name in ("bf16", "bf16_repeat") else 0.0120 for name, value in Case().kl.items()}
+    least = said(replace(Case(), kl={**kl, "fp8_unit": 0.0050}).decide())
+    assert re.search(r"drifts 0\.0050 nats per token, no more than the best other: 0\.0\d+ nats per token \(", least)
+    assert "where the best that scales reach" not in least
+
+
 def test_heads_out_of_range_are_named() -> None:
     verdict = replace(UNDERFLOW, per_head={(3, 1): 2e-6, (2, 0): 9.0}).decide()
     assert "V of layer 3, head 1 reaches 0.000896 and underflows" in said(verdict)

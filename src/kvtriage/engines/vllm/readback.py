@@ -124,22 +124,22 @@ def doubts(ranks: Sequence[Sequence[LiveLayer]]) -> Iterator[str]:
 
 
 def say_readback(arm: Arm, applied: Applied) -> str:
-    """'n of m layers carry the scales of the file, j are BF16 as planned'."""
+    """'n of m layers carry the scales of the file, j are BF16 as planned'; the second half where any is planned."""
     total = len(applied.dtypes)
     stored = sum(dtype == FP8 for dtype in applied.dtypes)
     native = sum(isinstance(fmt, Native) for fmt in arm.policy.formats)
     dtype = next((dtype for dtype in applied.dtypes if dtype not in (FP8, PROBE)), "bfloat16")
     words = _WORDS.get(dtype, dtype)
-    planned = f"{native} are {words} as planned"
+    planned = f", {native} are {words} as planned" if native else ""
     if any(dtype == PROBE for dtype in applied.dtypes):
         probed = sum(dtype == PROBE for dtype in applied.dtypes)
-        return f"{arm.name}: {probed} of {total} layers are rounded as a probe, {planned}"
+        return f"{arm.name}: {probed} of {total} layers are rounded as a probe{planned}"
     if stored == 0:
         return f"{arm.name}: {native} of {total} layers are {words} as planned"
     if not any(applied.k_scales):
-        return f"{arm.name}: {stored} of {total} layers are in FP8, {planned}; their scales could not be read back"
+        return f"{arm.name}: {stored} of {total} layers are in FP8{planned}; their scales could not be read back"
     whose = "unit scales" if arm.policy.scaling is Scaling.UNIT else "the scales of the file"
-    return f"{arm.name}: {stored} of {total} layers carry {whose}, {planned}"
+    return f"{arm.name}: {stored} of {total} layers carry {whose}{planned}"
 
 
 def _of_layer(arm: Arm, layer: LayerSpec, ranks: Sequence[Sequence[LiveLayer]]) -> list[LiveLayer]:

@@ -143,7 +143,8 @@ def _answer(view: CaseView, damage: dict[str, dict[int, float]], plain: str, gue
     if not best:
         worst = max(damage[plain], key=lambda layer: damage[plain][layer])
         return f"Layer {worst} is the most sensitive: KL {rounded(damage[plain][worst])} by itself."
-    return f"{_mantissa(view)} {_range(damage, plain, best, guessed)}"
+    needless = " Neither is shown to be wrong." if view.verdict.repair == "none" else ""
+    return f"{_mantissa(view)} {_range(view, damage, plain, best, guessed)}{needless}"
 
 
 def _mantissa(view: CaseView) -> str:
@@ -152,12 +153,21 @@ def _mantissa(view: CaseView) -> str:
     several = len(suspects) > 1
     layers = f"layer{'s' if several else ''} {layer_ranges(suspects)}"
     if view.sensitivities.suspects_stand_out:
-        return f"Mantissa is lost above all in {layers}."
+        return f"Mantissa is {_most_of(view)} in {layers}."
     return f"In mantissa no layer stands out; the most sensitive {'are' if several else 'is'} {layers}."
 
 
+def _most_of(view: CaseView) -> str:
+    """What the verdict does not find wrong is not called lost."""
+    return "largest" if view.verdict.repair == "none" else "lost above all"
+
+
 def _range(
-    damage: dict[str, dict[int, float]], plain: str, best: dict[int, float], guessed: Set[tuple[str, int]]
+    view: CaseView,
+    damage: dict[str, dict[int, float]],
+    plain: str,
+    best: dict[int, float],
+    guessed: Set[tuple[str, int]],
 ) -> str:
     """The layer with most to win back by scales."""
     total = damage[plain]
@@ -169,6 +179,6 @@ def _range(
         most = f"{lost or left}{rounded(max(excess[worst], 0.0))}"
         return f"Range adds little anywhere: at most KL {most}, in layer {worst}."
     return (
-        f"Range is lost above all in layer {worst}: KL {lost}{rounded(total[worst])} by itself, where the best scales "
-        f"reach {left}{rounded(best[worst])}."
+        f"Range is {_most_of(view)} in layer {worst}: KL {lost}{rounded(total[worst])} by itself, where the best "
+        f"scales reach {left}{rounded(best[worst])}."
     )

@@ -88,6 +88,9 @@ def test_one_rank_or_two_the_scales_are_those_of_the_file(ranks: int) -> None:
     assert found.k_scales[0] == (0.1, 0.2, 0.3, 0.4)
     assert found.dtypes[2] == "bfloat16"
     assert say_readback(ARM, found) == "per head: 5 of 6 layers carry the scales of the file, 1 are BF16 as planned"
+    whole = Arm("all", CachePolicy.fp8(COUNT, Scaling.PER_HEAD), PER_HEAD)
+    stored = applied_from_layers(whole, SPEC, [tuple(fp8(i) for i in range(COUNT))], None)
+    assert say_readback(whole, stored) == "all: 6 of 6 layers carry the scales of the file"
 
 
 def test_heads_that_are_on_several_ranks_count_once() -> None:
