@@ -22,6 +22,7 @@ from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.kvcache.support.cautions import Severity
 from kvtriage.kvcache.support.findings import check_support
 from kvtriage.records.case import Plan
+from kvtriage.records.latency import traffic
 from kvtriage.records.values import cache_spec, serving_backend
 
 __all__ = ["Layers", "Pricing", "SetPrice"]
@@ -121,9 +122,8 @@ def _starts(plan: Plan, max_model_len: int) -> Iterator[tuple[tuple[str, ...], E
 
 def _way(plan: Plan, spec: CacheSpec, flags: tuple[str, ...], args: EngineArgs) -> _Way:
     study = plan.study
-    weights = study.rule.context_weights or (1.0,) * len(study.buckets)
     requests = tuple(
-        (serving_limits(spec, replace(args, max_model_len=length), study.memory_bytes), length, weight / sum(weights))
-        for length, weight in zip(study.buckets, weights, strict=True)
+        (serving_limits(spec, replace(args, max_model_len=length), study.memory_bytes), length, share)
+        for length, share in zip(study.buckets, traffic(study).shares, strict=True)
     )
     return _Way(flags, args, layer_stack(spec, args), serving_limits(spec, args, study.memory_bytes), requests)
