@@ -80,6 +80,8 @@ class _Kind:
     made_from: tuple[str, ...]
     made_with: tuple[str, ...] = ()
     """Files that count where they exist."""
+    is_reading: bool = False
+    """Whether it is read off the other records alone, and can be made anew from them."""
 
 
 _KINDS: dict[type[msgspec.Struct], _Kind] = {
@@ -88,13 +90,17 @@ _KINDS: dict[type[msgspec.Struct], _Kind] = {
     Sensitivities: _Kind("sensitivities.json", "diagnose", ("plan.json", "scales.json"), made_with=(PROBES,)),
     Frontier: _Kind("frontier.json", "search", ("plan.json", "scales.json", "sensitivities.json", SEARCH)),
     Evidence: _Kind(
-        "evidence.json", "ablate", ("plan.json", "scales.json", "sensitivities.json", TRIALS), ("frontier.json",)
+        "evidence.json",
+        "ablate",
+        ("plan.json", "scales.json", "sensitivities.json", TRIALS),
+        made_with=("frontier.json",),
     ),
     Verdict: _Kind(
         "verdict.json",
         "decide",
         ("plan.json", "scales.json", "sensitivities.json", TRIALS, "evidence.json"),
         made_with=("frontier.json", IMPORTS),
+        is_reading=True,
     ),
 }
 
@@ -393,7 +399,7 @@ class CaseFolder:
                 raise CaseError(
                     f"{name} came after {kind.file}, which was made without it",
                     hint=f"remove {self.path / kind.file}; 'kvtriage {kind.verb}' reads the records again, all of them"
-                    if kind.verb == "decide"
+                    if kind.is_reading
                     else f"remove {self.path / name}, or start a new case folder: records are not edited",
                 )
         if inputs.keys() - set(kind.made_with) != set(kind.made_from):
