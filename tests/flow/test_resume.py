@@ -68,7 +68,7 @@ def scored(trials: list[Trial]) -> list[tuple[str, str]]:
     return [(trial.item_id, trial.arm) for trial in trials if isinstance(trial, ScoreTrial)]
 
 
-@pytest.mark.parametrize(("threads", "stops"), [(1, (1,)), (2, (5, 9)), (3, (30, 20))])
+@pytest.mark.parametrize(("threads", "stops"), [(1, (1,)), (3, (5, 9)), (3, (30, 20))])
 def test_killed_and_gone_on_with(tmp_path: Path, threads: int, stops: tuple[int, ...]) -> None:
     """On several threads as many texts are under way, and trials come in the same order."""
     evidence, whole = study(tmp_path, [], None, threads)

