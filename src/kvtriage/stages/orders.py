@@ -15,7 +15,7 @@ from functools import partial
 
 from kvtriage.engines.base import Arm, Engine, ScoreResponse, Session
 from kvtriage.engines.side_by_side import read_each
-from kvtriage.records.case import ContinuationTrial, ScoreTrial
+from kvtriage.records.trials import ContinuationTrial, ScoreTrial
 from kvtriage.stages.measuring import Measuring, Work, work_to_time
 from kvtriage.tasks.base import TaskItem
 from kvtriage.tasks.split import Split
