@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from kvtriage.cli.case import CHECKPOINTS, TRIALS, CaseFolder, check_folder
-from kvtriage.cli.plan.gpu_names import print_gpu_names
+from kvtriage.cli.plan.gpu_names import complete_gpu, print_gpu_names
 from kvtriage.cli.plan.model import load_model
 from kvtriage.cli.plan.words import parse_memories
 from kvtriage.cli.sources import resolve_model
@@ -37,6 +37,7 @@ __all__ = ["explore_command"]
     metavar="NAME",
     is_eager=True,
     callback=print_gpu_names,
+    shell_complete=complete_gpu,
     help="Check attention backends for this GPU, such as h100-80g; 'help' lists them.",
 )
 @click.option("--open", "opens", is_flag=True, help="Also open it in your browser.")

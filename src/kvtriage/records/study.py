@@ -72,6 +72,7 @@ _MOST_ITEMS = 100_000
 """Of all buckets and tasks together."""
 _MOST_BATCH_TOKENS = 2**24
 """Of one batch: 128 sequences of 131,072 tokens."""
+_TIMED = "latency_contexts plus decode_tokens"
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -201,13 +202,18 @@ def longest_text(study: Study) -> int:
     return max(tokens for _, _, tokens in _texts(study))
 
 
-def check_context(study: Study, max_model_len: int) -> None:
-    """Raises StudyError when the study needs longer texts than the model takes, in tokens."""
+def check_context(study: Study, max_model_len: int, *, behind: int = 0) -> None:
+    """Raises StudyError when the study needs longer texts than the model takes, in tokens.
+
+    A server decodes `behind` more tokens behind every text that it reads, and has to have room for them.
+    """
     for what, key, tokens in _texts(study):
-        if tokens > max_model_len:
+        more = 0 if what == _TIMED else behind
+        if tokens + more > max_model_len:
+            beside = f" and {more} more to decode" if more else ""
             raise StudyError(
-                f"{what} asks for {tokens:,} tokens, and the model takes at most {max_model_len:,}",
-                hint=f"lower {key} in study.toml so that no text is longer than {max_model_len:,} tokens",
+                f"{what} asks for {tokens:,} tokens{beside}, and the model takes at most {max_model_len:,}",
+                hint=f"lower {key} in study.toml so that no text is longer than {max_model_len - more:,} tokens",
             )
 
 
@@ -224,7 +230,7 @@ def _texts(study: Study) -> tuple[tuple[str, str, int], ...]:
         ("calibration_tokens", "calibration_tokens", study.calibration_tokens),
         ("probe_tokens", "probe_tokens", study.probe_tokens),
         (
-            "latency_contexts plus decode_tokens",
+            _TIMED,
             "latency_contexts or decode_tokens",
             max(study.latency_contexts, default=0) + study.decode_tokens,
         ),

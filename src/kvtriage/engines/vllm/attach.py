@@ -37,13 +37,20 @@ class AttachedFleet:
     """The servers at `urls`, by arm. They are asked, and never started or stopped."""
 
     def __init__(
-        self, urls: Mapping[str, str], names: Sequence[str], token: str | None, *, stall_s: float | None = None
+        self,
+        urls: Mapping[str, str],
+        names: Sequence[str],
+        token: str | None,
+        *,
+        stall_s: float | None = None,
+        total_s: float | None = None,
     ) -> None:
-        """names: what the model may be called: the last part of its path, of its hub id, of an overlay."""
+        """stall_s, total_s: of one answer, as Client has them. names: what the model may be called: the last part of its path, of its hub id, of an overlay."""
         self._urls = dict(urls)
         self._names = frozenset(names)
         self._token = token
         self._stall = {} if stall_s is None else {"stall_s": stall_s}
+        self._total_s = total_s
         self._served: dict[str, Served] = {}
         self._stack = contextlib.ExitStack()
 
@@ -87,7 +94,9 @@ class AttachedFleet:
         if arm.name not in self._urls and not arm.policy.is_native:
             raise EngineError(f"no --arm {arm.name}=URL is given", hint="start a server for it, or leave the arm out")
         if name not in self._served:
-            client = self._stack.enter_context(Client(self._urls[name], self._token, **self._stall))
+            client = self._stack.enter_context(
+                Client(self._urls[name], self._token, total_s=self._total_s, **self._stall)
+            )
             served = interrogate(client, needs_extension=False)
             self._check_model(name, served)
             served.dialect = learn_dialect(client, served.model)

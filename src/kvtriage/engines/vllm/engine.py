@@ -29,7 +29,7 @@ from kvtriage.engines.base import (
     keep_nothing,
 )
 from kvtriage.engines.vllm.asking import observe, score, score_in_company, stream_bodies, switch_probe
-from kvtriage.engines.vllm.failures import ServerGone, Unanswered
+from kvtriage.engines.vllm.failures import Overdue, ServerGone, Unanswered
 from kvtriage.engines.vllm.fleet import Fleet, Served
 from kvtriage.engines.vllm.identity import describe_engine, least_readback, native_dtype_of_served
 from kvtriage.engines.vllm.observer import Probe
@@ -218,6 +218,8 @@ class VllmEngine:
         while True:
             try:
                 return ask(self._ready(arm, probe))
+            except Overdue:
+                raise
             except (Unanswered, ServerGone) as error:
                 pause_s = next(pauses, None)
                 if pause_s is None:
