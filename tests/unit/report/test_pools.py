@@ -74,9 +74,9 @@ def came_out(case: Case) -> dict[str, str]:
 def test_a_layout_that_all_servers_were_given_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def spied(spec: CacheSpec, observed: Observed, flags: Mapping[str, object]) -> Comparison:
+    def spied(spec: CacheSpec, observed: Observed, *, flags: Mapping[str, object]) -> Comparison:
         seen.append(observed.settings.kv_cache_layout)
-        return compare(spec, observed, flags)
+        return compare(spec, observed, flags=flags)
 
     monkeypatch.setattr("kvtriage.report.pools.compare", spied)
     layout = "VLLM_KV_CACHE_LAYOUT=BLHNC"

@@ -116,7 +116,6 @@ def refusal_json(refusal: Refusal, way_out: Sequence[str] = ()) -> Json:
 
 
 def _prices(question: Question, engine: EngineAnswer) -> Json:
-    args = question.args
     return {
         "available_bytes": engine.memory.available_bytes,
         "band": None if engine.memory.band is None else asdict(engine.memory.band),

@@ -1,4 +1,9 @@
-"""A set as a whole arm: stored as a server stores it, on the choosing texts and needles, against all margins."""
+"""A set as a whole arm: stored as a server stores it, on the choosing texts and needles, against all margins.
+
+Where each arm takes a server of its own, the one that holds BF16 rounds K and V as the set's would, so that none is
+started for a set that may not be chosen. What that server cannot do as the set's own (attention that takes Q in FP8
+too, or E4M3 rounded towards zero) is measured on a server for each.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,8 @@ from dataclasses import dataclass
 
 from kvtriage.engines.base import Arm, Engine, EngineInfo, Session
 from kvtriage.fp8.scales import ScaleSet
-from kvtriage.kvcache.policy import CachePolicy
+from kvtriage.kvcache.policy import CachePolicy, Fp8
+from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.case import ArmRecord, ContinuationTrial, Plan, ScoreTrial, Trial
 from kvtriage.records.frontier import SearchTrial, VerifiedSet
 from kvtriage.records.pairing import BASELINE, sort_trials
@@ -46,6 +52,12 @@ class Proving:
     report: Reporter
     done: list[ScoreTrial | ContinuationTrial]
 
+    @property
+    def is_probed(self) -> bool:
+        """Whether sets are rounded inside BF16's server."""
+        needs_servers = self.engine.one_arm_at_a_time or self.info.arms is not None
+        return needs_servers and self.info.probe_numerics is None and self.info.rounding == "nearest"
+
     def verify(self, skip: Layers) -> VerifiedSet:
         """Raises PolicyNotApplied when the engine stored something else, NonFinite."""
         self._score(skip)
@@ -63,7 +75,8 @@ class Proving:
 
     def _score(self, skip: Layers) -> None:
         count = self.pricing.spec.num_layers
-        arm = Arm(arm_name(skip), self.pricing.policy(skip), self.scales)
+        policy = self.pricing.policy(skip)
+        arm = Arm(arm_name(skip), _as_probe(policy, self.pricing.spec) if self.is_probed else policy, self.scales)
         arms = [Arm(BASELINE, CachePolicy.native(count)), arm]
         run = Measuring(self.plan, self.engine, self.conditions, self._told, self._keep, list(self.done))
         if not run.unscored(self.items, arm):
@@ -89,6 +102,15 @@ class Proving:
 
     def _record(self, skip: Layers) -> ArmRecord:
         return _record(arm_name(skip), "candidate", self.pricing.policy(skip), self.pricing.scaling)
+
+
+def _as_probe(policy: CachePolicy, spec: CacheSpec) -> CachePolicy:
+    """The same for all its heads, each of them named: no server can be started for that, so BF16's rounds them."""
+    formats = (
+        Fp8(fmt.scaling, tuple(range(layer.num_kv_heads))) if isinstance(fmt, Fp8) else fmt
+        for fmt, layer in zip(policy.formats, spec.layers, strict=True)
+    )
+    return CachePolicy(tuple(formats))
 
 
 def _record(name: str, role: str, policy: CachePolicy, scaling: str) -> ArmRecord:
