@@ -8,7 +8,9 @@ from pathlib import Path
 
 import click
 
-from kvtriage.cli.case import CHECKPOINTS, TRIALS, CaseFolder, check_folder
+from kvtriage.cli.case_folder.folder import CaseFolder
+from kvtriage.cli.case_folder.layout import CHECKPOINTS, TRIALS
+from kvtriage.cli.case_folder.opening import check_folder
 from kvtriage.cli.plan.gpu_names import complete_gpu, print_gpu_names
 from kvtriage.cli.plan.model import load_model
 from kvtriage.cli.plan.words import parse_memories
@@ -96,7 +98,7 @@ def _explored(source: str, memory: str | None, gpu: Gpu | None) -> Explored:
 
 def _watch_case(path: Path, gpu: Gpu | None) -> CaseWatch:
     """Without its lock: whoever works on the case keeps it."""
-    check_folder(path)
+    check_folder(path, create=False)
     folder = path.resolve()
 
     def models() -> dict[Scaling, str]:

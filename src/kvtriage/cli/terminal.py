@@ -32,6 +32,7 @@ __all__ = [
     "peak_memory_bytes",
     "print_error",
     "say",
+    "say_there",
     "show",
     "stage",
 ]
@@ -49,6 +50,11 @@ _PLAIN_INTERVAL_S = 20.0
 def say(text: str) -> None:
     """One line of talk on stderr."""
     _put(one_line(text))
+
+
+def say_there(verb: str, file: str) -> None:
+    """A verb that has nothing to do says so."""
+    say(f"{verb}: {file} is already there")
 
 
 def print_error(error: KvtriageError) -> None:
@@ -111,14 +117,18 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage(name: str) -> Iterator[Stage]:
-    """Around one stage: progress inside, its wall time and peak memory on stderr when it ends well."""
+def stage(name: str, *, resumed: bool = False) -> Iterator[Stage]:
+    """Around one stage: progress inside, its wall time and peak memory on stderr when it ends well.
+
+    Of one that was `resumed` that is the time of the rest, and it is said.
+    """
     _reset_peak()
     with open_progress() as report:
         running = Stage(report, time.monotonic())
         yield running
         took, peak = time.monotonic() - running.started, running.peak_bytes
-    say(f"{name}: done in {format_seconds(took)}, peak memory {format_bytes(peak)}")
+    what = "the rest done" if resumed else "done"
+    say(f"{name}: {what} in {format_seconds(took)}, peak memory {format_bytes(peak)}")
 
 
 def peak_memory_bytes() -> int:

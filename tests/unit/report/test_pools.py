@@ -13,7 +13,7 @@ from kvtriage.kvcache.engine_args import EngineArgs, reserve
 from kvtriage.kvcache.observed.account import Observed
 from kvtriage.kvcache.observed.comparison import Comparison, compare
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.records.case import PoolTrial
+from kvtriage.records.trials import PoolTrial
 from kvtriage.report.pools import reserved_pools
 from kvtriage.report.view import CaseView
 from kvtriage.units import GIB
