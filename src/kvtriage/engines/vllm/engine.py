@@ -29,6 +29,7 @@ from kvtriage.engines.base import (
     keep_nothing,
 )
 from kvtriage.engines.vllm.asking import observe, score, score_in_company, stream_bodies, switch_probe
+from kvtriage.engines.vllm.dialect import Dialect
 from kvtriage.engines.vllm.failures import Overdue, ServerGone, Unanswered
 from kvtriage.engines.vllm.fleet import Fleet, Served
 from kvtriage.engines.vllm.identity import describe_engine, least_readback, native_dtype_of_served
@@ -102,6 +103,10 @@ class VllmEngine:
         if self._info is None:
             self._info = self.persist(self._native(), self._learn)
         return self._info
+
+    def dialect(self) -> Dialect:
+        """In which words BF16's server is asked, which is started for it. Raises EngineError."""
+        return self.persist(self._native(), lambda served: served.dialect)
 
     @contextlib.contextmanager
     def open(self, arm: Arm) -> Iterator[VllmSession]:
