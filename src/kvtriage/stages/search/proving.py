@@ -30,7 +30,7 @@ from kvtriage.stages.wording import join_words, name_clause
 from kvtriage.tasks.base import TaskItem
 from kvtriage.tasks.split import Split
 
-__all__ = ["Proving", "arm_name"]
+__all__ = ["Proving", "arm_name", "as_probe"]
 
 
 def arm_name(skip: Layers) -> str:
@@ -78,7 +78,7 @@ class Proving:
     def _score(self, skip: Layers) -> None:
         count = self.pricing.spec.num_layers
         policy = self.pricing.policy(skip)
-        arm = Arm(arm_name(skip), _as_probe(policy, self.pricing.spec) if self.is_probed else policy, self.scales)
+        arm = Arm(arm_name(skip), as_probe(policy, self.pricing.spec) if self.is_probed else policy, self.scales)
         arms = [Arm(BASELINE, CachePolicy.native(count)), arm]
         run = Measuring(self.plan, self.engine, self.conditions, self._told, self._keep, list(self.done))
         if not run.unscored(self.items, arm):
@@ -106,7 +106,7 @@ class Proving:
         return _record(arm_name(skip), "candidate", self.pricing.policy(skip), self.pricing.scaling)
 
 
-def _as_probe(policy: CachePolicy, spec: CacheSpec) -> CachePolicy:
+def as_probe(policy: CachePolicy, spec: CacheSpec) -> CachePolicy:
     """The same for all its heads, each of them named: no server can be started for that, so BF16's rounds them."""
     formats = (
         Fp8(fmt.scaling, tuple(range(layer.num_kv_heads))) if isinstance(fmt, Fp8) else fmt
