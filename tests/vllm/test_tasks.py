@@ -18,7 +18,7 @@ from tests.unit.engines import tiny
 from tests.vllm.conftest import CACHE, ROOT, START_S
 
 STUDY = """
-buckets = [512]
+buckets = [640]
 items_per_bucket = 2
 score_tokens = 64
 needle_depths = [0.2, 0.8]

@@ -24,7 +24,7 @@ from kvtriage.stages.arms import check_applied
 from kvtriage.stages.measuring import Measuring
 from kvtriage.stages.orders import arm_by_arm, item_by_item
 from kvtriage.stages.quality import quality_clauses
-from kvtriage.stages.reading import MET, worst
+from kvtriage.stages.reading import CANNOT_TELL, MET, worst
 from kvtriage.stages.set_prices import Layers, Pricing
 from kvtriage.stages.wording import join_words, name_clause
 from kvtriage.tasks.base import TaskItem
@@ -73,6 +73,7 @@ class Proving:
             skip_layers=tuple(sorted(skip)),
             status=worst(reason.status for reason in reasons),
             text=join_words([f"{name_clause(reason.clause, reason.cell)}: {reason.text}" for reason in unmet]),
+            undecidable=bool(unmet) and all(reason.status == CANNOT_TELL and reason.low is None for reason in unmet),
         )
 
     def _score(self, skip: Layers) -> None:
