@@ -68,9 +68,9 @@ def model(session: Parrot, max_model_len: int = 32, tokenizer: Letters | None = 
     return SessionModel(arm, tokenizer or Letters(), max_model_len, lambda done, total: None)
 
 
-def remembering(session: Parrot, known: Sequence[Answer] = (), answers: list[Answer] | None = None) -> Remembering:
-    sink = [].append if answers is None else answers.append
-    return Remembering(lambda: contextlib.nullcontext(session), "bf16", "conditions", known, sink)
+def remembering(session: Parrot) -> Remembering:
+    answers: list[Answer] = []
+    return Remembering(lambda: contextlib.nullcontext(session), "bf16", "conditions", (), answers.append)
 
 
 def asked(*args: object) -> Any:

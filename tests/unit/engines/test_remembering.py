@@ -67,7 +67,7 @@ def test_answers_of_another_arm_or_engine_are_none(other: dict[str, str]) -> Non
 
 
 def test_an_answer_that_json_cannot_hold_is_asked_for_again() -> None:
-    session, kept = Counting(nll=math.inf), []
+    session, kept = Counting(nll=math.inf), list[Answer]()
     with Remembering(session.open, "bf16", "c", (), kept.append) as one:
         assert one.likelihood((5, 7), 1).nats == one.likelihood((5, 7), 1).nats == -math.inf
     assert (len(session.asked), kept) == (2, [])

@@ -1,4 +1,4 @@
-"""The choice: the cheapest set by KL, and a stricter one while another margin is not shown to hold and still might be."""
+"""The choice: the cheapest set by KL, and a stricter one while another margin is in doubt and still might be shown."""
 
 from __future__ import annotations
 

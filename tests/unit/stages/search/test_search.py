@@ -321,12 +321,12 @@ def test_a_memory_without_room_for_one_sequence_is_refused() -> None:
 def test_no_stricter_set_is_sought_for_what_none_could_show() -> None:
     """One continuation has no interval, whatever the set; of two, stricter sets are sought."""
 
-    def verified(items: int, **margins: float) -> int:
-        rule = Rule(top1_margin=0.9, **margins)
+    def verified(items: int, nll_margin: float) -> int:
+        rule = Rule(top1_margin=0.9, nll_margin=nll_margin)
         study = msgspec.structs.replace(LENIENT, generation_items=items, generated_tokens=8, rule=rule)
         frontier = Searched(FakeCase(spec=uniform(), study=study, mantissa={1: 0.03, 4: 0.08, 5: 0.005})).run()
         assert frontier.found is not None
         return len(frontier.verified)
 
-    assert verified(1) == 1
+    assert verified(1, nll_margin=0.05) == 1
     assert verified(1, nll_margin=0.02) > 1
