@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvtriage.errors import BadInput, StorageError
+from kvtriage.units import format_bytes
 
 __all__ = [
     "is_inside",
     "new_folder",
+    "read_bounded",
     "refuse_unwritable_name",
     "sha256_bytes",
     "sha256_file",
@@ -24,6 +26,23 @@ __all__ = [
     "write_atomic",
     "writing",
 ]
+
+
+def read_bounded(path: Path, most_bytes: int) -> bytes:
+    """The bytes of a regular file. Raises OSError, and BadInput for a device or a pipe, which may have no end, and for
+    a file of more than `most_bytes`."""
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise BadInput(f"{path} is no regular file", hint="copy what it holds into a file, and name that")
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise BadInput(f"{path} holds more than {format_bytes(most_bytes)}", hint="is it the right file? split it")
+    return data
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A pipe that nobody writes to would be waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def sha256_bytes(data: bytes) -> str:

@@ -45,7 +45,7 @@ batch = 2
 """
 
 
-def _write_tokenizer(folder: Path) -> int:
+def write_tokenizer(folder: Path) -> int:
     """One token per byte; returns the size of the vocabulary."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
@@ -83,7 +83,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of four layers with random weights."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     folder.mkdir()
-    vocabulary = _write_tokenizer(folder)
+    vocabulary = write_tokenizer(folder)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -12,7 +12,9 @@ import pytest
 from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.cli.main import main
 from kvtriage.cli.wiring import Wiring
-from kvtriage.engines.fake import FakeEngine
+from kvtriage.engines.base import ScoreRequest, ScoreResponse
+from kvtriage.engines.fake import FakeEngine, _FakeSession
+from kvtriage.errors import EngineError
 from kvtriage.records.evidence import Evidence
 from kvtriage.records.imported import Imported
 
@@ -133,6 +135,48 @@ def test_texts_are_no_longer_than_servers_take(
     assert main(["lm-eval", str(case), *words], fake()) == 0
     assert capsys.readouterr().err.count("these servers read 100 tokens") == 1
     assert limits == {100}
+
+
+def test_an_interrupted_run_goes_on_and_comes_to_the_same_numbers(
+    tmp_path: Path,
+    tiny_model: Path,
+    traffic: Path,
+    study_file: Path,
+    tasks: Path,
+    fake: Fake,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Killed under the second arm: the first is not opened again, and of the second only the rest is asked."""
+    score = _FakeSession.score
+    asked: list[str] = []
+    words = ["--tasks", "colours,echoes", "--include-path", str(tasks), "--candidates", "fp8_unit"]
+
+    def run(name: str, most: int) -> int:
+        def counted(self: _FakeSession, request: ScoreRequest) -> ScoreResponse:
+            asked.append(self.arm.name)
+            if len(asked) > most:
+                raise EngineError("the server is gone", hint="a planted fault")
+            return score(self, request)
+
+        asked.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(_FakeSession, "score", counted)
+            return main(["lm-eval", str(tmp_path / name), *words], fake())
+
+    for name in ("whole", "killed"):
+        measured(tmp_path / name, study_file, tiny_model, traffic, fake())
+    assert run("whole", 1000) == 0
+    each = asked.count("bf16")
+    assert run("killed", each + 5) != 0
+    assert not (tmp_path / "killed" / "imports.jsonl").exists()
+    capsys.readouterr()
+    assert run("killed", 1000) == 0
+    assert asked == ["fp8_unit"] * (each - 5)
+    told = capsys.readouterr().err
+    assert "answers are already there, going on" in told
+    assert "lm-eval under fp8_unit: the rest done in " in told
+    assert (tmp_path / "killed" / "imports.jsonl").read_bytes() == (tmp_path / "whole" / "imports.jsonl").read_bytes()
 
 
 def test_what_cannot_be_asked_is_one_sentence_each(

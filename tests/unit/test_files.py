@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvtriage.errors import BadInput, StorageError
-from kvtriage.files import is_inside, new_folder, refuse_unwritable_name, sync_folder, write_atomic
+from kvtriage.files import is_inside, new_folder, read_bounded, refuse_unwritable_name, sync_folder, write_atomic
 
 
 @pytest.fixture
@@ -81,3 +81,17 @@ def test_inside_a_folder_links_considered(tmp_path: Path, path: str, inside: boo
     (tmp_path / "m").mkdir()
     (tmp_path / "link").symlink_to("m")
     assert is_inside(tmp_path / path, tmp_path / "m") is inside
+
+
+def test_only_a_regular_file_of_bounded_size_is_read(tmp_path: Path) -> None:
+    file, pipe = tmp_path / "a", tmp_path / "pipe"
+    file.write_bytes(b"1234")
+    os.mkfifo(pipe)
+    assert read_bounded(file, 4) == b"1234"
+    with pytest.raises(BadInput, match="holds more than 3 B"):
+        read_bounded(file, 3)
+    for endless in (pipe, Path("/dev/zero")):
+        with pytest.raises(BadInput, match="is no regular file"):
+            read_bounded(endless, 4)
+    with pytest.raises(IsADirectoryError):
+        read_bounded(tmp_path, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -17,6 +18,7 @@ from kvtriage.errors import PolicyNotApplied
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Scaling
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.stages.arms import check_applied
+from kvtriage.stages.search.proving import as_probe
 from tests.vllm.conftest import KEY, TEXTS, Serve
 
 BACKEND = "CPU_ATTN (kvtriage_vllm_cpu.backend.Backend)"
@@ -58,6 +60,20 @@ def test_four_arms_do_what_they_do_in_the_embedded_engine(vllm: Engine, embedded
     native, unit, per_head, skipped = pools
     assert native < skipped < unit
     assert per_head == unit
+
+
+def test_what_bf16s_server_rounds_is_what_a_sets_own_server_stores(vllm: Engine, four_arms: list[Arm]) -> None:
+    """On which a search rests that starts no server for a set."""
+    stored = four_arms[3]
+    rounded = replace(stored, name="skip, rounded", policy=as_probe(stored.policy, vllm.spec))
+    with vllm.open(four_arms[0]) as one, vllm.open(stored) as own, vllm.open(rounded) as other:
+        assert set(other.applied().dtypes) == {"bfloat16", "probe"}
+        for request in TEXTS:
+            native, there, here = (session.score(request) for session in (one, own, other))
+            assert fmean(here.nll) == pytest.approx(fmean(there.nll), abs=ROUNDING_NATS)
+            drifts = [fmean(answer.distribution.kl_from(native.distribution)) for answer in (there, here)]
+            assert drifts[1] == pytest.approx(drifts[0], rel=0.05)
+            assert drifts[0] > 0.0
 
 
 def test_servers_that_run_already_are_attached_to_and_left_running(

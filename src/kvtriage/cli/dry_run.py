@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import click
 
@@ -32,6 +32,9 @@ from kvtriage.stages.diagnose import cost_diagnose
 from kvtriage.stages.measuring import shapes_to_time
 from kvtriage.stages.search import cost_search
 from kvtriage.units import format_seconds, format_tokens
+
+if TYPE_CHECKING:
+    from kvtriage.engines.vllm.dialect import Dialect
 
 __all__ = ["Serving", "measure_speed", "print_dry_run"]
 
@@ -82,7 +85,8 @@ def print_dry_run(
         click.echo(_render_servers(subject, engine, rows, speed, start_s, arms))
         if requests is not None:
             timed = [arm.name for arm in arms if arm.bound is None and arm.prefill_chunk is None]
-            say(f"{write_requests(requests, subject, arms, timed, info):,} requests are in {requests}")
+            dialect = None if unasked else engine.dialect()
+            say(f"{write_requests(requests, subject, arms, timed, dialect):,} requests are in {requests}")
 
 
 def _unasked_info(servers: Servers | None) -> EngineInfo:
@@ -110,6 +114,8 @@ class Serving(Protocol):
     def devices(self) -> int: ...
 
     def show(self, arm: Arm) -> str: ...
+
+    def dialect(self) -> Dialect: ...
 
 
 def _known_arms(

@@ -11,7 +11,7 @@ import click
 from kvtriage.cli.case_folder.folder import CaseFolder
 from kvtriage.cli.case_folder.layout import CHECKPOINTS, TRIALS
 from kvtriage.cli.case_folder.opening import check_folder
-from kvtriage.cli.plan.gpu_names import print_gpu_names
+from kvtriage.cli.plan.gpu_names import complete_gpu, print_gpu_names
 from kvtriage.cli.plan.model import load_model
 from kvtriage.cli.plan.words import parse_memories
 from kvtriage.cli.sources import resolve_model
@@ -39,6 +39,7 @@ __all__ = ["explore_command"]
     metavar="NAME",
     is_eager=True,
     callback=print_gpu_names,
+    shell_complete=complete_gpu,
     help="Check attention backends for this GPU, such as h100-80g; 'help' lists them.",
 )
 @click.option("--open", "opens", is_flag=True, help="Also open it in your browser.")
@@ -97,7 +98,7 @@ def _explored(source: str, memory: str | None, gpu: Gpu | None) -> Explored:
 
 def _watch_case(path: Path, gpu: Gpu | None) -> CaseWatch:
     """Without its lock: whoever works on the case keeps it."""
-    check_folder(path)
+    check_folder(path, create=False)
     folder = path.resolve()
 
     def models() -> dict[Scaling, str]:

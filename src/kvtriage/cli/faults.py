@@ -27,9 +27,20 @@ def faults_group() -> None:
     """
 
 
+def _complete_fault(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The faults that begin so; for click's `shell_complete`."""
+    return [name for name in FAULTS if name.startswith(incomplete)]
+
+
 @faults_group.command("plant")
 @click.argument("model")
-@click.option("--fault", required=True, metavar="NAME", help="Which; 'kvtriage faults list' names them.")
+@click.option(
+    "--fault",
+    required=True,
+    metavar="NAME",
+    shell_complete=_complete_fault,
+    help="Which; 'kvtriage faults list' names them.",
+)
 @click.option("--layer", type=int, metavar="N", help="In this layer.  [default: the fault's own]")
 @click.option("--head", type=int, metavar="N", help="In this KV head.  [default: the fault's own]")
 @click.option("--strength", type=float, metavar="X", help="How strongly.  [default: the fault's own]")

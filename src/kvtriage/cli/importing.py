@@ -15,7 +15,7 @@ from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.cli.options import case_argument
 from kvtriage.cli.terminal import one_line, say
 from kvtriage.errors import DataError
-from kvtriage.files import sha256_bytes
+from kvtriage.files import read_bounded, sha256_bytes
 from kvtriage.records.evidence import Evidence
 from kvtriage.records.imported import Imported, check_imported
 from kvtriage.records.pairing import BASELINE, sort_trials
@@ -29,6 +29,8 @@ __all__ = ["add_to_case", "import_command"]
 
 _SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT.+)\.jsonl")
 _ENGINE_VERSION = "engine_version"
+_MOST_BYTES = 2**30
+"""Of one file of results: samples of a hundred thousand documents are a tenth of it."""
 
 
 @click.command("import")
@@ -133,6 +135,6 @@ def _results(file: Path, samples: Path) -> dict[str, Any]:
 
 def _bytes(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return read_bounded(file, _MOST_BYTES)
     except OSError as error:
         raise DataError(f"cannot read {file}: {error.strerror}", hint="name a file of results") from error

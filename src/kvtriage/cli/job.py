@@ -98,7 +98,7 @@ def run_diagnose(job: Job, scales: ScaleRecord) -> Sensitivities:
     if done:
         say(f"diagnose: {len(done)} measurements are already there, going on")
     engine = job.engine()
-    with stage("diagnose") as running, case.appending(PROBES) as sink:
+    with stage("diagnose", resumed=bool(done)) as running, case.appending(PROBES) as sink:
         record = diagnose(subject.plan, scales, subject.split, engine, done, sink, running.report, {})
         # probes.jsonl is whole only now, so its hash joins the chain here.
         record = msgspec.structs.replace(record, inputs=case.inputs_for(Sensitivities), peak_bytes=running.peak_bytes)
@@ -119,7 +119,7 @@ def run_ablate(job: Job, scales: ScaleRecord) -> Evidence:
     engine = job.engine()
     if job.parallel_arms and engine.one_arm_at_a_time:
         raise StudyError("--parallel-arms with one URL for two arms", hint="give each --arm a server of its own")
-    with stage("ablate") as running, case.appending() as sink, _across(job.parallel_arms) as across:
+    with stage("ablate", resumed=bool(done)) as running, case.appending() as sink, _across(job.parallel_arms) as across:
         record = ablate(
             subject.plan,
             scales,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
 import msgspec
 
+from kvtriage.cli.case_folder.layout import ANSWERS
 from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.cli.importing import add_to_case
 from kvtriage.cli.job import Job, open_job
@@ -16,9 +19,10 @@ from kvtriage.cli.servers import choose_wiring
 from kvtriage.cli.subject import reread_subject
 from kvtriage.cli.terminal import say, stage
 from kvtriage.cli.wiring import Wiring
-from kvtriage.engines.base import Arm
+from kvtriage.engines.base import Arm, Session
 from kvtriage.errors import CaseError, EngineError, StudyError
 from kvtriage.files import sha256_bytes
+from kvtriage.records.answers import Answer
 from kvtriage.records.evidence import ArmRecord, Evidence
 from kvtriage.records.imported import Imported
 from kvtriage.records.pairing import BASELINE
@@ -61,7 +65,7 @@ def lm_eval_command(
     """Run lm-evaluation-harness under BF16 and the arms; write imports.jsonl. Do it before 'decide'.
 
     The engine, machine and versions have to be those of the case's evidence. Answers are paired
-    by document, and a loss that is shown puts an arm out.
+    by document, and a loss that is shown puts an arm out. Stopped at any point, the same command goes on.
 
     \b
     Example:
@@ -74,11 +78,15 @@ def lm_eval_command(
         subject = reread_subject(plan, machine, room)
         with open_job(case, subject, machine, room) as job:
             found: list[Imported] = []
-            for record in asked:
-                with stage(f"lm-eval under {record.name}") as running:
-                    found += _ask(
-                        job, record, evidence, tasks.split(","), include_path, num_fewshot, limit, running.report
-                    )
+            known = case.answers()
+            if known:
+                say(f"lm-eval: {len(known):,} answers are already there, going on")
+            ask = partial(_ask, job, evidence, tasks.split(","), include_path, num_fewshot, limit)
+            with case.appending(ANSWERS) as sink:
+                for record in asked:
+                    resumed = any(answer.arm == record.name for answer in known)
+                    with stage(f"lm-eval under {record.name}", resumed=resumed) as running:
+                        found += ask(record, known, sink, running.report)
         add_to_case(case, found)
 
 
@@ -94,16 +102,20 @@ def _choose(evidence: Evidence, candidates: str | None) -> tuple[ArmRecord, ...]
 
 def _ask(
     job: Job,
-    record: ArmRecord,
     evidence: Evidence,
     tasks: Sequence[str],
     include_path: Path | None,
     num_fewshot: int | None,
     limit: int | None,
+    record: ArmRecord,
+    known: Sequence[Answer],
+    sink: Callable[[Answer], None],
     report: Reporter,
 ) -> list[Imported]:
+    """`known` answers are not asked for again; each new one goes to `sink` at once. The arm is opened where one is."""
     try:
         from kvtriage.engines.harness import run_tasks
+        from kvtriage.engines.remembering import Remembering
     except ImportError as error:
         raise EngineError(
             f"lm-evaluation-harness cannot start: {error}", hint="pip install '.[lm-eval]' in kvtriage's folder"
@@ -122,10 +134,16 @@ def _ask(
             "their beginning; a case measured with --engine-arg '--max-model-len N' has room for them"
         )
     arm: Arm = build_arm(record, scales)
-    with engine.open(arm) as session:
-        check_applied(arm, session.applied(), info, engine.spec)
+
+    @contextlib.contextmanager
+    def checked() -> Iterator[Session]:
+        with engine.open(arm) as session:
+            check_applied(arm, session.applied(), info, engine.spec)
+            yield session
+
+    with Remembering(checked, record.name, evidence.conditions_hash, known, sink) as remembering:
         results = run_tasks(
-            session,
+            remembering,
             engine.tokenizer,
             longest,
             tasks,

@@ -27,8 +27,11 @@ class Servers:
     arms: tuple[str, ...] = ()
     """NAME=URL of servers that run already; none to start servers here."""
     start_timeout_s: float = 1800.0
+    answer_timeout_s: float = 3600.0
     parallel_arms: bool = False
     """Whether the servers of `arms` read each item at once."""
+    variables: tuple[str, ...] = ()
+    """NAME=VALUE of the environment of every server started here."""
     mixed_backends: bool = False
     """Whether arms on unequal attention backends are compared all the same."""
 
@@ -71,8 +74,10 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         engine: str,
         vllm_command: str | None,
         engine_args: tuple[str, ...],
+        variables: tuple[str, ...],
         arms: tuple[str, ...],
         start_timeout: float,
+        answer_timeout: float,
         parallel_arms: bool,
         mixed_backends: bool,
         memory_bound: int | None,
@@ -80,13 +85,25 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         servers = None
         if engine == "vllm":
-            servers = Servers(vllm_command, engine_args, arms, start_timeout, parallel_arms, mixed_backends)
-        elif vllm_command is not None or engine_args or arms or parallel_arms or mixed_backends:
-            raise click.UsageError(
-                "--vllm-command, --engine-arg, --arm, --parallel-arms and --mixed-backends are for --engine vllm"
+            servers = Servers(
+                vllm_command,
+                engine_args,
+                arms,
+                start_timeout,
+                answer_timeout,
+                parallel_arms,
+                variables,
+                mixed_backends,
             )
-        if arms and (vllm_command is not None or engine_args):
-            raise click.UsageError("--arm names a server that runs: --vllm-command and --engine-arg start one")
+        elif vllm_command is not None or engine_args or variables or arms or parallel_arms or mixed_backends:
+            raise click.UsageError(
+                "--vllm-command, --engine-arg, --server-env, --arm, --parallel-arms and --mixed-backends are for "
+                "--engine vllm"
+            )
+        if arms and (vllm_command is not None or engine_args or variables):
+            raise click.UsageError(
+                "--arm names a server that runs: --vllm-command, --engine-arg and --server-env start one"
+            )
         if parallel_arms and len(arms) < 2:
             raise click.UsageError("--parallel-arms is for servers that run already: give --arm for each of them")
         if engine == "vllm" and memory_bound is not None:
@@ -114,6 +131,13 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="How long a server may take to start.  [default: 1800]",
         ),
         click.option(
+            "--answer-timeout",
+            type=click.FloatRange(min=1),
+            default=3600.0,
+            metavar="SECONDS",
+            help="How long one answer of a server may take as a whole.  [default: 3600]",
+        ),
+        click.option(
             "--arm",
             "arms",
             multiple=True,
@@ -126,6 +150,13 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
             multiple=True,
             metavar="ARG",
             help="An argument for every server, such as --enforce-eager. Repeatable.",
+        ),
+        click.option(
+            "--server-env",
+            "variables",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="A variable in every server's environment, such as VLLM_KV_CACHE_LAYOUT=HND. Repeatable; no secrets.",
         ),
         click.option("--vllm-command", metavar="COMMAND", help="What starts a server.  [default: vllm serve]"),
         click.option(

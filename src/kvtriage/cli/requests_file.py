@@ -8,17 +8,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kvtriage.cli.subject import Subject
-from kvtriage.engines.base import Arm, EngineInfo, Scoring
+from kvtriage.engines.base import Arm
 from kvtriage.errors import BadInput, EngineError
 from kvtriage.files import write_atomic
 from kvtriage.records.pairing import BASELINE
 from kvtriage.stages.loading import arrivals
 from kvtriage.stages.measuring import WARM_UP_TOKENS, Load, Shape, Work, prompts_to_time, shapes_to_time, work_to_time
+
+if TYPE_CHECKING:
+    from kvtriage.engines.vllm.dialect import Dialect
 
 __all__ = ["check_requests_file", "write_requests"]
 
@@ -33,26 +36,28 @@ def check_requests_file(file: Path) -> None:
         raise BadInput(f"there is no folder {file.parent} to write {file.name} in", hint="make it, or choose another")
 
 
-def write_requests(file: Path, subject: Subject, arms: Sequence[Arm], timed: Sequence[str], info: EngineInfo) -> int:
-    """How many lines were written, as the servers of `info` are asked, or as vLLM is where none was. Each line says to
-    which arms' servers its body goes; there the model is the server's own.
+def write_requests(
+    file: Path, subject: Subject, arms: Sequence[Arm], timed: Sequence[str], dialect: Dialect | None
+) -> int:
+    """How many lines were written, in the `dialect` of the servers, or as vLLM is asked where none was. Each line says
+    to which arms' servers its body goes; there the model is the server's own.
 
     Raises EngineError where aiohttp is missing, StorageError.
     """
-    lines = [msgspec.json.encode(row) for row in _rows(subject, [arm.name for arm in arms], list(timed), info)]
+    lines = [msgspec.json.encode(row) for row in _rows(subject, [arm.name for arm in arms], list(timed), dialect)]
     write_atomic(file, b"\n".join(lines) + b"\n")
     return len(lines)
 
 
-def _rows(subject: Subject, arms: list[str], timed: list[str], info: EngineInfo) -> Iterator[dict[str, Any]]:
+def _rows(subject: Subject, arms: list[str], timed: list[str], learned: Dialect | None) -> Iterator[dict[str, Any]]:
     try:
-        from kvtriage.engines.vllm.dialect import VLLM, Dialect
+        from kvtriage.engines.vllm.dialect import VLLM
         from kvtriage.engines.vllm.timing import stream_body
     except ImportError as error:
         raise EngineError(
             f"requests cannot be shown: {error}", hint="pip install '.[vllm]' in kvtriage's folder"
         ) from error
-    plan, dialect = subject.plan, VLLM if info.scoring is Scoring.FULL else Dialect(info.scoring, info.kl_top_k)
+    plan, dialect = subject.plan, VLLM if learned is None else learned
     model, path = plan.model.path, "/v1/completions"
     for item in subject.items:
         named = {"purpose": "score", "task": item.task, "item": item.request.item_id}
@@ -61,7 +66,8 @@ def _rows(subject: Subject, arms: list[str], timed: list[str], info: EngineInfo)
             body = dialect.adapt(stream_body(model, item.request.token_ids, item.continued, _SALT))
             yield {**named, "purpose": "continue", "arms": [BASELINE], "path": path, "body": body}
             continue
-        body = {**dialect.body(model, item.request), "cache_salt": _SALT}
+        asked = dialect.body(model, item.request)
+        body = {name: _SALT if name == "cache_salt" else value for name, value in asked.items()}
         yield {**named, "arms": arms, "path": path, "body": body}
     first, new_tokens = shapes_to_time(plan)[0], plan.study.decode_tokens
     for prompt in prompts_to_time(subject.split, first.context_len, first.batch):

@@ -108,7 +108,7 @@ def run_command(
     if out is None and dry_run is None:
         raise click.UsageError("missing option '--out'")
     if out is not None:
-        check_folder(out)
+        check_folder(out, create=True)
     text = resolve_data(data)
     refuse_unwritable_name(text, "text")
     with open_progress() as report:

@@ -92,7 +92,7 @@ def run_search(job: Job, scales: ScaleRecord) -> Frontier:
     if done:
         say(f"search: {len(done)} measurements are already there, going on")
     engine = job.engine()
-    with stage("search") as running, case.appending(SEARCH) as sink:
+    with stage("search", resumed=bool(done)) as running, case.appending(SEARCH) as sink:
         record = search(
             subject.plan,
             scales,

@@ -26,7 +26,10 @@ def render_cost(cost: SearchCost, speed: Speed, servers: bool) -> str:
         for what, part in parts
     ]
     if servers:
-        lines.append(f"servers: one in BF16, in which sets are probed, and up to {cost.verified} to verify")
+        lines.append(
+            "servers: one, in BF16, in which sets are probed and verified; where its attention takes Q in FP8 too, or "
+            f"rounds to E4M3 towards zero, up to {cost.verified} more verify, and BF16's starts again after each"
+        )
     return "\n".join(lines)
 
 

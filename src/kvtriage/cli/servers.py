@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from kvtriage.engines.base import Engine, Tokenizer
 from kvtriage.errors import CaseError, EngineError, StudyError
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.records.study import Study, longest_text
+from kvtriage.records.study import Study, check_context, longest_text
 
 if TYPE_CHECKING:
     from kvtriage.engines.vllm.fleet import Fleet
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["choose_wiring", "server_logs", "server_options"]
 
 _LENGTH_STEP = 256
+_DECODED = 1
+"""Tokens behind every text: a server is asked for one at the least."""
 
 
 def choose_wiring(
@@ -52,6 +54,7 @@ def _vllm(servers: Servers, machine: Machine, case: Path | None, study: Study) -
         from kvtriage.engines.vllm.fleet import LaunchedFleet
         from kvtriage.engines.vllm.recipe import read_command, read_engine_args
         from kvtriage.engines.vllm.server import Launch
+        from kvtriage.engines.vllm.variables import read_variables
     except ImportError as error:
         raise EngineError(
             f"the vLLM engine cannot start: {error}",
@@ -59,14 +62,15 @@ def _vllm(servers: Servers, machine: Machine, case: Path | None, study: Study) -
         ) from error
     urls = read_urls(servers.arms)
     words = read_engine_args(servers.engine_args)
-    command = read_command(servers.command)
+    command, variables = read_command(servers.command), read_variables(servers.variables)
 
     def fleet(folder: Path, spec: CacheSpec, logs: Path) -> contextlib.AbstractContextManager[Fleet]:
         if urls:
             names = (folder.name, *CHECKPOINTS.values())
-            return AttachedFleet(urls, names, token_from_environment())
-        options = server_options(command, words, _longest(study, spec))
-        how = Launch(logs, say, servers.start_timeout_s)
+            return AttachedFleet(urls, names, token_from_environment(), total_s=servers.answer_timeout_s)
+        check_context(study, spec.max_model_len, behind=_DECODED)
+        options = server_options(command, words, _longest(study, spec), variables)
+        how = Launch(logs, say, servers.start_timeout_s, servers.answer_timeout_s)
         return LaunchedFleet(spec, folder, options, how, lambda scales: _overlay(case, scales))
 
     @contextlib.contextmanager
@@ -102,13 +106,16 @@ def _overlay(case: Path | None, scales: ScaleSet) -> Path:
     return case.resolve() / name
 
 
-def server_options(command: tuple[str, ...], words: tuple[str, ...], longest: int) -> ServerOptions:
-    """What servers of contexts of `longest` tokens share; `command` and `words` as they were read."""
+def server_options(
+    command: tuple[str, ...], words: tuple[str, ...], longest: int, variables: Mapping[str, str] | None = None
+) -> ServerOptions:
+    """What servers of contexts of `longest` tokens share; `command`, `words` and `variables` as they were read."""
     from kvtriage.engines.vllm.recipe import ServerOptions, cpu_environment, native_dtype_of, with_length
 
     native = native_dtype_of(words)
-    environment = cpu_environment(words, native, os.environ, *_cores_and_nodes())
-    return ServerOptions(command, with_length(words, longest), native, environment)
+    told = {} if variables is None else variables
+    environment = cpu_environment(words, native, {**os.environ, **told}, *_cores_and_nodes())
+    return ServerOptions(command, with_length(words, longest), native, environment, told)
 
 
 @contextlib.contextmanager
@@ -123,8 +130,8 @@ def server_logs(case: Path | None) -> Iterator[Path]:
 
 
 def _longest(study: Study, spec: CacheSpec) -> int:
-    """Tokens of a context just long enough for the study, and for the one token that comes behind every text."""
-    return min(-(-(longest_text(study) + 1) // _LENGTH_STEP) * _LENGTH_STEP, spec.max_model_len)
+    """Tokens of a context just long enough for the study, and for what is decoded behind every text."""
+    return min(-(-(longest_text(study) + _DECODED) // _LENGTH_STEP) * _LENGTH_STEP, spec.max_model_len)
 
 
 def _cores_and_nodes() -> tuple[list[int], int]:

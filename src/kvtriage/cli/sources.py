@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvtriage.errors import DataError, ModelError
+from kvtriage.files import read_bounded
 from kvtriage.stages import Reporter
 
 __all__ = ["CONFIG_ALONE", "DEMO_DATA", "load_data", "resolve_data", "resolve_model"]
 
 DEMO_DATA = "demo:english"
+_MOST_BYTES = 2**32
+"""Of a text: it is tokenised in memory, and a study reads a few thousand documents."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab.txt")
@@ -87,7 +90,7 @@ def load_data(source: str) -> bytes:
     if source.startswith("demo:"):
         raise DataError(f"there is no demo text named {source!r}", hint=f"the demo text is {DEMO_DATA}")
     try:
-        return Path(source).read_bytes()
+        return read_bounded(Path(source), _MOST_BYTES)
     except OSError as error:
         raise DataError(
             f"cannot read {source}: {error.strerror}", hint=f"name a file of JSON lines, or {DEMO_DATA}"

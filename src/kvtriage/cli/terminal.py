@@ -117,14 +117,18 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage(name: str) -> Iterator[Stage]:
-    """Around one stage: progress inside, its wall time and peak memory on stderr when it ends well."""
+def stage(name: str, *, resumed: bool = False) -> Iterator[Stage]:
+    """Around one stage: progress inside, its wall time and peak memory on stderr when it ends well.
+
+    Of one that was `resumed` that is the time of the rest, and it is said.
+    """
     _reset_peak()
     with open_progress() as report:
         running = Stage(report, time.monotonic())
         yield running
         took, peak = time.monotonic() - running.started, running.peak_bytes
-    say(f"{name}: done in {format_seconds(took)}, peak memory {format_bytes(peak)}")
+    what = "the rest done" if resumed else "done"
+    say(f"{name}: {what} in {format_seconds(took)}, peak memory {format_bytes(peak)}")
 
 
 def peak_memory_bytes() -> int:

@@ -2,7 +2,8 @@
 
 The harness asks for likelihoods of continuations, of whole texts, and for greedy generations. All
 of them become `Session.score` and `Session.generate`, so every engine of kvtriage can be asked,
-servers included, under every arm that it stores. This is the only room that knows lm_eval.
+servers included, under every arm that it stores. What was answered before an interruption is not
+asked again. This is the only room that knows lm_eval.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from kvtriage.engines.base import Progress, ScoreRequest, Session, Tokenizer
+from kvtriage.engines.base import Progress, Tokenizer
+from kvtriage.engines.remembering import Remembering
 from kvtriage.errors import DataError, StudyError
 
 __all__ = ["SessionModel", "run_tasks"]
@@ -28,7 +30,7 @@ _NEW_TOKENS = 256
 
 
 def run_tasks(
-    session: Session,
+    arm: Remembering,
     tokenizer: Tokenizer,
     max_model_len: int,
     tasks: Sequence[str],
@@ -51,7 +53,7 @@ def run_tasks(
             f"lm-eval knows no task {unknown[0]!r}",
             hint="'lm-eval ls tasks' lists its own; --include-path names a folder with yours",
         )
-    model = SessionModel(session, tokenizer, max_model_len, progress)
+    model = SessionModel(arm, tokenizer, max_model_len, progress)
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -81,9 +83,9 @@ def run_tasks(
 class SessionModel(TemplateLM):
     """One arm, asked by the harness. Texts that are too long lose their beginning, as in the harness's own models."""
 
-    def __init__(self, session: Session, tokenizer: Tokenizer, max_model_len: int, progress: Progress) -> None:
+    def __init__(self, arm: Remembering, tokenizer: Tokenizer, max_model_len: int, progress: Progress) -> None:
         super().__init__()
-        self._session = session
+        self._arm = arm
         self._tokens = tokenizer
         self._max_model_len = max_model_len
         self._progress = progress
@@ -128,14 +130,8 @@ class SessionModel(TemplateLM):
                 hint="leave that task out",
             )
         tokens = (*context, *continuation)[-self._max_model_len :]
-        request = ScoreRequest("lm-eval", tokens, len(tokens) - len(continuation))
-        response = self._session.score(request)
-        if response.generated:
-            raise StudyError(
-                "a task of lm-eval asks for likelihoods, and these servers give none",
-                hint="ask tasks that are answered by writing, or serve with vLLM",
-            )
-        return -math.fsum(response.nll), tuple(response.top1) == tuple(continuation)
+        found = self._arm.likelihood(tokens, len(continuation))
+        return found.nats, found.greedy
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         found = []
@@ -168,13 +164,7 @@ class SessionModel(TemplateLM):
         stops = [until] if isinstance(until, str) else list(until)
         new_tokens = min(int(how.get("max_gen_toks", _NEW_TOKENS)), self._max_model_len - 1)
         prompt = self.tok_encode(context)[-(self._max_model_len - new_tokens) :] or [self.prefix_token_id]
-        (written,) = self._session.generate([prompt], new_tokens).token_ids
-        if len(written) != new_tokens:
-            raise StudyError(
-                "a task of lm-eval needs what is written, and this engine does not say which tokens it writes",
-                hint="leave the task out, or measure on a server that takes return_token_ids",
-            )
-        kept = list(written)
+        kept = list(self._arm.written(prompt, new_tokens).token_ids)
         ends = [kept.index(token) for token in self._tokens.eos if token in kept]
         text = self._tokens.decode(kept[: min(ends)] if ends else kept)
         for stop in filter(None, stops):

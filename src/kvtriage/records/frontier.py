@@ -74,6 +74,8 @@ class VerifiedSet(Part, frozen=True):
     """Of all quality margins of the rule together: 'met', 'unmet' or 'cannot_tell'."""
     text: str
     """The clauses that are not met, in words; '' when all are."""
+    undecidable: bool = False
+    """Whether all that is in doubt would be of any set: it has too few items for an interval."""
 
 
 class Frontier(Record, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ BACKENDS: Mapping[str, bool] = MappingProxyType(
     {"flash_attn": True, "flashinfer": False, "triton_attn": False, "cpu_attn": False, "flashmla": False}
 )
 """The attention backends that may serve, and whether each takes one scale per KV head (vLLM 0.32)."""
+_TIMED = "latency_contexts plus decode_tokens"
 
 
 class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -81,13 +82,18 @@ def longest_text(study: Study) -> int:
     return max(tokens for _, _, tokens in _texts(study))
 
 
-def check_context(study: Study, max_model_len: int) -> None:
-    """Raises StudyError when the study needs longer texts than the model takes, in tokens."""
+def check_context(study: Study, max_model_len: int, *, behind: int = 0) -> None:
+    """Raises StudyError when the study needs longer texts than the model takes, in tokens.
+
+    A server decodes `behind` more tokens behind every text that it reads, and has to have room for them.
+    """
     for what, key, tokens in _texts(study):
-        if tokens > max_model_len:
+        more = 0 if what == _TIMED else behind
+        if tokens + more > max_model_len:
+            beside = f" and {more} more to decode" if more else ""
             raise StudyError(
-                f"{what} asks for {tokens:,} tokens, and the model takes at most {max_model_len:,}",
-                hint=f"lower {key} in study.toml so that no text is longer than {max_model_len:,} tokens",
+                f"{what} asks for {tokens:,} tokens{beside}, and the model takes at most {max_model_len:,}",
+                hint=f"lower {key} in study.toml so that no text is longer than {max_model_len - more:,} tokens",
             )
 
 
@@ -104,7 +110,7 @@ def _texts(study: Study) -> tuple[tuple[str, str, int], ...]:
         ("calibration_tokens", "calibration_tokens", study.calibration_tokens),
         ("probe_tokens", "probe_tokens", study.probe_tokens),
         (
-            "latency_contexts plus decode_tokens",
+            _TIMED,
             "latency_contexts or decode_tokens",
             max(study.latency_contexts, default=0) + study.decode_tokens,
         ),

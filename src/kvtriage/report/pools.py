@@ -37,6 +37,7 @@ _SWITCHES: Mapping[str, tuple[str, bool]] = {
     "--no-enable-prefix-caching": ("enable_prefix_caching", False),
     "--disable-hybrid-kv-cache-manager": ("disable_hybrid_kv_cache_manager", True),
 }
+_LAYOUT = "VLLM_KV_CACHE_LAYOUT"
 _TWO_BYTES = ("bfloat16", "float16")
 _ATTACHED = ("attached",)
 
@@ -126,13 +127,15 @@ def _settings(view: CaseView, seen: Conditions, policy: CachePolicy) -> Settings
     )
 
 
-def _typed(words: Sequence[str]) -> dict[str, int | bool]:
-    """The flags of all servers that move a pool's size, under vLLM's own names."""
-    found: dict[str, int | bool] = {}
+def _typed(words: Sequence[str]) -> dict[str, int | bool | str]:
+    """The flags and variables of all servers that move a pool's size, under vLLM's own names."""
+    found: dict[str, int | bool | str] = {}
     for word, after in itertools.zip_longest(words, words[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         count = value if equals else after
-        if name in _COUNTS and count.isdecimal():
+        if name == _LAYOUT:
+            found["kv_cache_layout"] = value
+        elif name in _COUNTS and count.isdecimal():
             found[_COUNTS[name]] = int(count)
         elif name in _SWITCHES:
             setting, on = _SWITCHES[name]

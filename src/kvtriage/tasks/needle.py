@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from kvtriage.engines.base import ScoreRequest, ScoreResponse, Tokenizer
 from kvtriage.errors import StudyError
+from kvtriage.records.needles import NEEDLE, needle_item_id
 from kvtriage.records.study import Study
 from kvtriage.tasks.base import Metrics, TaskItem
 from kvtriage.tasks.facts import LEAST_FILLER, draw_facts, mark_retrieval
@@ -26,7 +27,7 @@ __all__ = ["NeedleTask"]
 class NeedleTask:
     """For each bucket and depth, `study.needles_per_depth` items; none when there are no depths."""
 
-    name: str = "needle"
+    name: str = NEEDLE
     version: int = 1
     unit: str = "nats per token of the answer"
 
@@ -52,7 +53,7 @@ class NeedleTask:
 
 
 def _hide(filler: Item, depth: float, repeat: int, tokenizer: Tokenizer) -> ScoreRequest:
-    item_id = f"{filler.item_id}@{depth:g}#{repeat}"
+    item_id = needle_item_id(filler.item_id, depth, repeat)
     (fact,) = draw_facts(item_id)
     needle = tokenizer.encode(f"\n\n{fact.sentence}\n\n")
     asked = fact.ask("\n\nQuestion: ", " Answer: ", tokenizer)

@@ -44,6 +44,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], w
         ("kvtriage report --", 2, {"--compare", "--text", "--out"}),
         ("kvtriage run --numerics ", 3, {"storage", "attention"}),
         ("kvtriage export --format ", 3, {"sglang"}),
+        ("kvtriage plan x --gpu h", 4, {"h100-80g", "h200", "help"}),
+        ("kvtriage explore --gpu rtx-4", 3, {"rtx-4090"}),
+        ("kvtriage faults plant m --fault v_", 5, {"v_offset", "v_underflow"}),
         ("kvtriage completion ", 2, {"bash", "zsh", "fish"}),
     ],
 )

@@ -14,10 +14,11 @@ from kvtriage.cli.dry_run_options import Speed, remembered_speed
 from kvtriage.cli.main import main
 from kvtriage.cli.options import Servers
 from kvtriage.cli.subject import Subject
+from kvtriage.engines.vllm.dialect import VLLM
 from kvtriage.records.trials import ContinuationTrial, TimingTrial, Trial
 from kvtriage.stages.ablate import ablate
 from kvtriage.stages.loading import arrivals
-from tests.unit.engines.vllm.fleets import Stable
+from tests.unit.engines.vllm.fleets import Stable, attached, player
 from tests.unit.stages.fake_case import STUDY, FakeCase, silent
 
 SMALL = msgspec.structs.replace(
@@ -136,6 +137,17 @@ def test_what_bf16_will_write_is_asked_of_it_alone(tmp_path: Path) -> None:
     prompt = [*rows[0]["body"]["prompt"], *written[0].token_ids]
     readers = [server for server in stable.started if any(body.get("prompt") == prompt for body in server.bodies)]
     assert len(readers) == len(stable.started) > 2
+
+
+def test_a_server_that_takes_openais_fields_alone_is_shown_no_others(tmp_path: Path) -> None:
+    case, file = FakeCase(), tmp_path / "requests.jsonl"
+    refused = ("prompt_logprobs", *VLLM.extras)
+    plain = player(case.spec, tmp_path, "auto", scoring="echo", extension=False, metrics=False, refuses=refused)
+    with attached(case.spec, plain) as engine:
+        print_dry_run(subject_of(case), engine, None, None, requests=file)
+    bodies = [json.loads(line)["body"] for line in file.read_text().splitlines()]
+    assert bodies
+    assert not any(VLLM.extras & body.keys() for body in bodies)
 
 
 def _plain(body: dict[str, Any]) -> dict[str, Any]:

@@ -197,3 +197,8 @@ def test_what_cannot_be_read_is_refused(
     assert importing(case, "--arm", word.format(tmp=tmp_path)) == 2
     assert said in capsys.readouterr().err
     assert not (case / "imports.jsonl").exists()
+
+
+def test_a_device_without_an_end_is_refused(case: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert importing(case, "--arm", "bf16=/dev/zero") == 2
+    assert "/dev/zero is no regular file" in capsys.readouterr().err

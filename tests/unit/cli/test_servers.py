@@ -25,6 +25,7 @@ from kvtriage.engines.vllm.recipe import (
     read_command,
     read_engine_args,
 )
+from kvtriage.engines.vllm.variables import read_variables
 from kvtriage.errors import CaseError, StudyError
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.spec import CacheSpec
@@ -92,6 +93,50 @@ def test_a_server_takes_what_is_written_behind_the_longest_text(
     for engine in opened(tmp_path / "m", spec, tmp_path, study):
         shown = engine.show(Arm("bf16", CachePolicy.native(spec.num_layers)))
         assert shown.endswith(f"--max-model-len {length}")
+
+
+@pytest.mark.usefixtures("tokenizer_free")
+def test_a_text_that_leaves_no_token_to_decode_is_refused_before_a_server_starts(
+    tmp_path: Path, spec: CacheSpec
+) -> None:
+    study = msgspec.structs.replace(STUDY, buckets=(spec.max_model_len,))
+    with pytest.raises(StudyError, match=f"buckets asks for {spec.max_model_len:,} tokens and 1 more to decode"):
+        next(opened(tmp_path / "m", spec, tmp_path, study))
+
+
+@pytest.mark.usefixtures("tokenizer_free")
+def test_variables_are_shown_and_stand_in_the_conditions(tmp_path: Path, spec: CacheSpec) -> None:
+    words = ("VLLM_KV_CACHE_LAYOUT=HND", "VLLM_CPU_OMP_THREADS_BIND=0")
+    for engine in opened(tmp_path / "m", spec, tmp_path, variables=words, engine_args=("-tp 2",)):
+        shown = engine.show(Arm("bf16", CachePolicy.native(spec.num_layers)))
+        assert "VLLM_CPU_OMP_THREADS_BIND=0 VLLM_KV_CACHE_LAYOUT=HND VLLM_SERVER_DEV_MODE=1 vllm serve" in shown
+        assert engine._fleet.server_args[:4] == (*sorted(words), "-tp", "2")
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("VLLM_KV_CACHE_LAYOUT", "not of the form NAME=VALUE"),
+        ("a-b=s3cret", "not of the form NAME=VALUE"),
+        ("PYTHONPATH=s3cret", "set by kvtriage itself"),
+        ("HF_TOKEN=s3cret", "may hold a secret"),
+        ("VLLM_API_KEY=s3cret", "may hold a secret"),
+        ("APIKEY_FILE=s3cret", "may hold a secret"),
+        ("aws_secret_access_key=s3cret", "may hold a secret"),
+        ("https_proxy=http://me:s3cret@proxy", "may hold a secret"),
+        ("A=s3cret\n", "not printable"),
+    ],
+)
+def test_variables_that_are_not_the_users_to_give(word: str, says: str) -> None:
+    with pytest.raises(StudyError, match=says) as caught:
+        read_variables([word])
+    assert "s3cret" not in caught.value.message + caught.value.hint
+
+
+def test_a_variable_is_given_once_and_may_be_empty() -> None:
+    assert read_variables(["TOKENIZERS_PARALLELISM=", "A=b=c"]) == {"TOKENIZERS_PARALLELISM": "", "A": "b=c"}
+    with pytest.raises(StudyError, match="A is given twice"):
+        read_variables(["A=1", "A=2"])
 
 
 def test_logs_lie_in_the_case_and_without_one_are_left_where_an_error_points_to_them(tmp_path: Path) -> None:
@@ -187,7 +232,7 @@ def test_a_command_that_holds_a_secret_is_refused() -> None:
     assert "s3cret" not in caught.value.message
 
 
-@pytest.mark.parametrize("words", [("--engine-arg", "--enforce-eager"), ("--mixed-backends",)])
+@pytest.mark.parametrize("words", [("--engine-arg", "--enforce-eager"), ("--server-env", "A=1"), ("--mixed-backends",)])
 def test_options_of_vllm_are_for_vllm(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...]
 ) -> None:
@@ -195,7 +240,9 @@ def test_options_of_vllm_are_for_vllm(
     assert "are for --engine vllm" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [("--engine-arg", "--enforce-eager"), ("--vllm-command", "vllm serve")])
+@pytest.mark.parametrize(
+    "words", [("--engine-arg", "--enforce-eager"), ("--server-env", "A=1"), ("--vllm-command", "vllm serve")]
+)
 def test_servers_that_run_already_are_not_told_how_to_start(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...]
 ) -> None:

@@ -22,6 +22,9 @@ def test_a_stage_says_what_it_cost(capsys: pytest.CaptureFixture[str]) -> None:
     with stage("calibrate") as running:
         assert running.peak_bytes > 0
     assert "calibrate: done in " in capsys.readouterr().err
+    with stage("diagnose", resumed=True):
+        pass
+    assert "diagnose: the rest done in " in capsys.readouterr().err
 
 
 def test_a_stage_that_fails_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from kvtriage.engines.base import Applied, Generation, ScoreRequest, ScoreResponse
+from kvtriage.engines.remembering import Remembering
 from kvtriage.errors import DataError, StudyError
+from kvtriage.records.answers import Answer
 from tests.unit.tasks.texts import FakeDistribution
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is the extra lm-eval")
@@ -61,7 +64,13 @@ class Parrot:
 def model(session: Parrot, max_model_len: int = 32, tokenizer: Letters | None = None) -> Any:
     from kvtriage.engines.harness import SessionModel
 
-    return SessionModel(session, tokenizer or Letters(), max_model_len, lambda done, total: None)
+    arm = remembering(session)
+    return SessionModel(arm, tokenizer or Letters(), max_model_len, lambda done, total: None)
+
+
+def remembering(session: Parrot) -> Remembering:
+    answers: list[Answer] = []
+    return Remembering(lambda: contextlib.nullcontext(session), "bf16", "conditions", (), answers.append)
 
 
 def asked(*args: object) -> Any:

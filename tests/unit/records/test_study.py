@@ -205,6 +205,16 @@ def test_texts_beyond_the_models_limit_are_refused(changes: dict[str, Any], max_
     assert set(named_keys) <= set(Study.__struct_fields__)
 
 
+def test_a_server_needs_room_for_what_it_decodes_behind_a_text() -> None:
+    """Behind a timed generation too, which counts what it decodes itself."""
+    full = Study(buckets=(256, 1032), latency_contexts=(128, 1024))
+    check_context(full, 1032)
+    with pytest.raises(StudyError, match="buckets asks for 1,032 tokens and 1 more to decode") as caught:
+        check_context(full, 1032, behind=1)
+    assert "longer than 1,031 tokens" in caught.value.hint
+    check_context(Study(), 1032, behind=1)
+
+
 def test_only_flash_attention_takes_per_head_scales() -> None:
     assert [name for name in BACKENDS if supports_per_head(name)] == ["flash_attn"]
 

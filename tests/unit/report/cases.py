@@ -14,6 +14,7 @@ from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling
 from kvtriage.kvcache.price import capacity_tokens, price_policy
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
 from kvtriage.records.evidence import ArmRecord, Conditions, Evidence
+from kvtriage.records.needles import needle_item_id
 from kvtriage.records.plan import DataRef, LayerGeometry, ModelRef, Plan
 from kvtriage.records.scales import HeldOutRow, LayerScalesRecord, ScaleRecord, SweepRow
 from kvtriage.records.sensitivities import ProbeRow, RepairRow, Sensitivities
@@ -39,6 +40,7 @@ __all__ = [
 
 VERSION = "0.1.0"
 CONDITIONS_HASH = "c0ffee" + "0" * 58
+DEPTHS = (0.1, 0.5, 0.95)
 
 
 @dataclass(frozen=True)
@@ -321,7 +323,10 @@ def _scores(study: Study, drift: dict[str, float], rng: random.Random) -> Iterat
                     }  # fmt: skip
                     if task == "needle":
                         metrics["hit"] = float(index != 5 or kl < 0.01)
-                    yield ScoreTrial(arm=arm, task=task, item_id=f"{task}-{bucket}-{index}", bucket=bucket,
+                    item_id = f"{task}-{bucket}-{index}"
+                    if task == "needle":
+                        item_id = needle_item_id(item_id, DEPTHS[index % 3], index // 3)
+                    yield ScoreTrial(arm=arm, task=task, item_id=item_id, bucket=bucket,
                                      scored_tokens=128, metrics=metrics, conditions=CONDITIONS_HASH)  # fmt: skip
 
 

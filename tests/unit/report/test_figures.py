@@ -21,7 +21,17 @@ from kvtriage.report.quality import METRICS, drift_of
 from kvtriage.report.tables import arm_rows, held_bytes, reason_groups
 from kvtriage.stages.quality import quality_clauses
 from kvtriage.units import format_tokens
-from tests.unit.report.cases import Case, deep, gemma_like, large, smollm_like, view_of, without_arms, written_by_bf16
+from tests.unit.report.cases import (
+    DEPTHS,
+    Case,
+    deep,
+    gemma_like,
+    large,
+    smollm_like,
+    view_of,
+    without_arms,
+    written_by_bf16,
+)
 
 
 def drawn(name: str, case: Case) -> Figure:
@@ -83,6 +93,37 @@ def test_attention_types_name_the_costly_one() -> None:
     assert isinstance(absent, Absent)
     unrun = without_arms(gemma_like(), "fp8_sliding_only", "fp8_full_only")
     assert isinstance(FIGURES["attention_types"](view_of(unrun)), Absent)
+
+
+def test_retrieval_is_laid_out_by_depth_and_length() -> None:
+    case = smollm_like()
+    figure = drawn("retrieval", case)
+    view = view_of(case)
+    candidates = [arm for arm in view.products if arm.role == "candidate"]
+    buckets = case.plan.study.buckets
+    assert len(figure.panels) == len(candidates)
+    assert len(figure.table.rows) == len(candidates) * len(DEPTHS) * len(buckets)
+    scores = {(t.arm, t.item_id): t for t in case.trials if isinstance(t, ScoreTrial) and t.task == "needle"}
+    items = [item for arm, item in scores if arm == "bf16" and f"-{buckets[0]}-" in item and "@0.5#" in item]
+    name = candidates[0].name
+    gaps = [(scores[name, i].metrics["nll"] or 0) - (scores["bf16", i].metrics["nll"] or 0) for i in items]
+    row = next(row for row in figure.table.cells if row[1:3] == (0.5, buckets[0]))
+    assert row[3] == pytest.approx(sum(gaps) / len(gaps))
+    found, before = (sum(scores[arm, i].metrics["hit"] or 0 for i in items) for arm in (name, "bf16"))
+    assert row[4:] == (found, before, 2)
+    assert len(items) == 2
+    markup = to_markup(figure.panels[0].narrow)
+    assert all(word in markup for word in ("10 %", "50 %", "95 %", "nats per token", "in BF16"))
+    assert "most is lost" in figure.answer
+
+
+def test_needles_of_no_known_depth_are_laid_out_nowhere() -> None:
+    case = smollm_like()
+    trials = tuple(
+        msgspec.structs.replace(t, item_id=t.item_id.replace("@", "-")) if isinstance(t, ScoreTrial) else t
+        for t in case.trials
+    )
+    assert isinstance(FIGURES["retrieval"](view_of(replace(case, trials=trials))), Absent)
 
 
 def test_layers_and_heads_find_the_planted_place() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import msgspec
@@ -9,6 +10,9 @@ import pytest
 
 from kvtriage.kvcache.allocator import Backend, Refusal
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
+from kvtriage.kvcache.observed.account import Observed
+from kvtriage.kvcache.observed.comparison import Comparison, compare
+from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.trials import PoolTrial
 from kvtriage.report.pools import reserved_pools
 from kvtriage.report.view import CaseView
@@ -65,6 +69,19 @@ def came_out(case: Case) -> dict[str, str]:
     assert found is not None
     assert {len(row) for row in found[1].rows} == {len(found[1].columns)}
     return {row[0]: row[1] for row in found[1].rows}
+
+
+def test_a_layout_that_all_servers_were_given_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def spied(spec: CacheSpec, observed: Observed, *, flags: Mapping[str, object]) -> Comparison:
+        seen.append(observed.settings.kv_cache_layout)
+        return compare(spec, observed, flags=flags)
+
+    monkeypatch.setattr("kvtriage.report.pools.compare", spied)
+    layout = "VLLM_KV_CACHE_LAYOUT=BLHNC"
+    assert set(came_out(with_pools(server=(layout, *FLAGS))).values()) == {"as predicted"}
+    assert set(seen) == {"BLHNC"}
 
 
 def test_no_server_no_table() -> None:

@@ -12,10 +12,21 @@ import msgspec
 from kvtriage.cli.case_folder.chain import check_chain, check_version, damaged
 from kvtriage.cli.case_folder.difference import difference_of
 from kvtriage.cli.case_folder.journal import open_journal, read_lines
-from kvtriage.cli.case_folder.layout import IMPORTS, KINDS, PROBES, REPORT, REPORT_NUMBERS, SEARCH, TRIALS, Kind
+from kvtriage.cli.case_folder.layout import (
+    ANSWERS,
+    IMPORTS,
+    KINDS,
+    PROBES,
+    REPORT,
+    REPORT_NUMBERS,
+    SEARCH,
+    TRIALS,
+    Kind,
+)
 from kvtriage.cli.case_folder.plain_files import digest_of, is_there, read_plain
 from kvtriage.errors import CaseError
 from kvtriage.files import write_atomic
+from kvtriage.records.answers import Answer
 from kvtriage.records.evidence import Evidence
 from kvtriage.records.frontier import Frontier, SearchTrial
 from kvtriage.records.imported import Imported
@@ -128,8 +139,12 @@ class CaseFolder:
         """All whole lines of imports.jsonl, as `trials` reads its own."""
         return tuple(read_lines(self.path / IMPORTS, msgspec.json.Decoder(Imported)))
 
+    def answers(self) -> tuple[Answer, ...]:
+        """All whole lines of answers.jsonl, as `trials` reads its own."""
+        return tuple(read_lines(self.path / ANSWERS, msgspec.json.Decoder[Answer](Answer)))
+
     @contextlib.contextmanager
-    def appending(self, name: str = TRIALS) -> Iterator[Callable[[Trial | SearchTrial | ProbeLine], None]]:
+    def appending(self, name: str = TRIALS) -> Iterator[Callable[[Trial | SearchTrial | ProbeLine | Answer], None]]:
         """A sink that appends a line to `name`, and returns when it is safe on the disk.
 
         The sink raises StorageError when the disk is full; the file keeps its whole lines.

@@ -10,6 +10,7 @@
     evidence.json        ablate             plan, scales, sensitivities, trials, and the frontier where there is one
     imports.jsonl        import, lm-eval    one line per file, arm and metric; need not be there
     verdict.json         decide             all of the above
+    answers.jsonl        lm-eval            one line per answer, so that none is asked for twice; no record rests on it
 
 One process at a time; no record is ever edited; nothing outside the folder is written. Beside
 the records lie what follows from them: checkpoint/, checkpoint-per-tensor/, report.html and report.json.
@@ -31,6 +32,7 @@ from kvtriage.records.sensitivities import Sensitivities
 from kvtriage.records.verdict import Verdict
 
 __all__ = [
+    "ANSWERS",
     "CHECKPOINT",
     "CHECKPOINTS",
     "CHECKPOINT_PER_TENSOR",
@@ -50,6 +52,7 @@ TRIALS = "trials.jsonl"
 PROBES = "probes.jsonl"
 SEARCH = "search.jsonl"
 IMPORTS = "imports.jsonl"
+ANSWERS = "answers.jsonl"
 CHECKPOINT = "checkpoint"
 CHECKPOINT_PER_TENSOR = "checkpoint-per-tensor"
 CHECKPOINTS: Mapping[Scaling, str] = {Scaling.PER_HEAD: CHECKPOINT, Scaling.PER_TENSOR: CHECKPOINT_PER_TENSOR}
@@ -95,7 +98,7 @@ KINDS: dict[type[msgspec.Struct], Kind] = {
 
 _OWN = frozenset(
     {kind.file for kind in KINDS.values()}
-    | {TRIALS, PROBES, SEARCH, IMPORTS, CHECKPOINT, CHECKPOINT_PER_TENSOR, REPORT, REPORT_NUMBERS}
+    | {TRIALS, PROBES, SEARCH, IMPORTS, ANSWERS, CHECKPOINT, CHECKPOINT_PER_TENSOR, REPORT, REPORT_NUMBERS}
 )
 
 

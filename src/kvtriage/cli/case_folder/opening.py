@@ -18,28 +18,34 @@ from kvtriage.files import refuse_unwritable_name, writing
 
 __all__ = ["check_folder", "open_case"]
 
+_OTHER_FOLDER = "choose another --out"
+_RIGHT_FOLDER = "name the folder that 'kvtriage run ... --out' made"
 _BUSY_NEW = "wait until it has finished, or choose another --out"
 _BUSY = "wait until it has finished; 'kvtriage explore' shows a case while it runs"
 
 
-def check_folder(path: Path) -> None:
-    """Refuse a path that is neither free, nor empty, nor a case. Reads only. Raises BadInput."""
+def check_folder(path: Path, *, create: bool) -> None:
+    """Refuse a path that is neither free, nor empty, nor a case; `create` where a new case may be made there.
+
+    Reads only. Raises BadInput.
+    """
+    hint = _OTHER_FOLDER if create else _RIGHT_FOLDER
     refuse_unwritable_name(os.path.realpath(path), "case folder")
     if not os.path.lexists(path):
         return
     if not os.path.isdir(path):
-        raise CaseError(f"{path} is a file and cannot be a case folder", hint="choose another --out")
+        raise CaseError(f"{path} is a file and cannot be a case folder", hint=hint)
     if os.path.lexists(path / "plan.json"):
         return
     try:
         names = os.listdir(path)
     except OSError as error:
-        raise CaseError(f"cannot read {path}: {error.strerror}", hint="choose another --out") from error
+        raise CaseError(f"cannot read {path}: {error.strerror}", hint=hint) from error
     foreign = sorted(name for name in names if name != LOCK and not is_leftover(name))
     if foreign:
         raise CaseError(
             f"{path} holds other files ({foreign[0]}) and is not a case folder",
-            hint="choose a new or empty folder; kvtriage writes nothing among files that it did not make",
+            hint=f"{hint}; kvtriage writes nothing among files that it did not make" if create else hint,
         )
 
 
@@ -51,7 +57,7 @@ def open_case(path: Path, *, create: bool) -> Iterator[CaseFolder]:
     leaves nothing. Raises CaseBusy when another process holds it; CaseError when it is no case, or one of
     another version; StorageError.
     """
-    check_folder(path)
+    check_folder(path, create=create)
     if not create and not os.path.lexists(path / "plan.json"):
         raise CaseError(
             f"{path} is not a case folder: it has no plan.json",

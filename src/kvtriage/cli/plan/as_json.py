@@ -116,13 +116,12 @@ def refusal_json(refusal: Refusal, way_out: Sequence[str] = ()) -> Json:
 
 
 def _prices(question: Question, engine: EngineAnswer) -> Json:
-    args = question.args
     return {
         "available_bytes": engine.memory.available_bytes,
         "band": None if engine.memory.band is None else asdict(engine.memory.band),
-        "bf16": _explained(engine.bf16, args),
-        "fp8": _explained(engine.fp8, args),
-        "policy": _explained(engine.policy, args),
+        "bf16": _explained(engine.bf16, question),
+        "fp8": _explained(engine.fp8, question),
+        "policy": _explained(engine.policy, question),
         "skip_costs": [
             {
                 "args": args_json(cost.args),
@@ -150,7 +149,7 @@ def _prices(question: Question, engine: EngineAnswer) -> Json:
     }
 
 
-def _explained(each: Explanation | Refusal, args: EngineArgs) -> Json:
+def _explained(each: Explanation | Refusal, question: Question) -> Json:
     """With a `refusal` the figures of the line are null; without any price the pool itself is refused."""
     if isinstance(each, Refusal):
         return {"refusal": refusal_json(each), "prices": None, "capacity": None}
@@ -170,7 +169,7 @@ def _explained(each: Explanation | Refusal, args: EngineArgs) -> Json:
             "pool_causes": [_cause(cause) for cause in each.pool_causes],
             "gains_by_skipping": each.gains_by_skipping,
         },
-        "capacity": _reported(each.outcome, args) if isinstance(each.outcome, Capacity) else None,
+        "capacity": _reported(each.outcome, question) if isinstance(each.outcome, Capacity) else None,
     }
 
 
@@ -182,8 +181,8 @@ def _cause(cause: Cause) -> Json:
     return {"cause": cause.kind, "bytes": cause.reserved_bytes, "tokens": cause.tokens}
 
 
-def _reported(capacity: Capacity, args: EngineArgs) -> Json:
-    line = capacity.reported(args.version)
+def _reported(capacity: Capacity, question: Question) -> Json:
+    line = capacity.reported(question.args.version)
     return {
         "num_blocks": capacity.num_blocks,
         "bytes_per_block": capacity.pool.bytes_per_block,
@@ -195,7 +194,7 @@ def _reported(capacity: Capacity, args: EngineArgs) -> Json:
         "max_concurrency": line.max_concurrency,
         "tokens_by_blocks": capacity.tokens_by_blocks,
         "tokens_by_requests": capacity.reported_tokens,
-        "log": list(log_lines(capacity, args)),
+        "log": list(log_lines(capacity, question)),
     }
 
 

@@ -14,7 +14,7 @@ import click
 
 from kvtriage.cli.plan.answer import PlanAnswer, answer
 from kvtriage.cli.plan.engine_flags import EngineFlags, engine_options
-from kvtriage.cli.plan.gpu_names import print_gpu_names
+from kvtriage.cli.plan.gpu_names import complete_gpu, print_gpu_names
 from kvtriage.cli.plan.model import load_model
 from kvtriage.cli.plan.question import CACHE_DTYPES, Asked, open_question
 from kvtriage.cli.plan.spelling import VLLM_SKIP, PlanCommand, Spelling
@@ -65,6 +65,7 @@ TOLD = "the answer says why"
     metavar="NAME",
     is_eager=True,
     callback=print_gpu_names,
+    shell_complete=complete_gpu,
     help="The GPU that will serve, such as h100-80g; 'help' in its place lists them.",
 )
 @click.option(

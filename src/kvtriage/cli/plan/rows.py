@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kvtriage.cli.plan.answer import EngineAnswer, PlanAnswer, Question
 from kvtriage.cli.plan.engine_flags import AUTO_LENGTH
-from kvtriage.kvcache.allocator import Capacity, CapacityLine, Refusal
+from kvtriage.kvcache.allocator import Backend, Capacity, CapacityLine, Refusal
 from kvtriage.kvcache.allocator.ranks import TensorParallelFacts
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
 from kvtriage.kvcache.prices.advice import Trade
@@ -14,6 +14,8 @@ from kvtriage.kvcache.prices.causes import CAUSE_WORDS, Cause
 from kvtriage.kvcache.prices.explain import Explanation
 from kvtriage.kvcache.prices.gain import Gain, GainPoint
 from kvtriage.kvcache.spec import LayerKind
+from kvtriage.kvcache.support.gpus import Platform
+from kvtriage.kvcache.versions import MODELLED
 from kvtriage.units import format_bytes, format_bytes_alike, format_change, format_rough, format_tokens
 
 __all__ = [
@@ -51,7 +53,7 @@ def announced(answer: PlanAnswer) -> tuple[str, Row] | None:
     if args.version.caveats():
         how = "may print (it is modelled in part, see below)"
     lines = _band_lines(answer.question, engine, engine.policy.outcome)
-    return f"At its start vLLM {args.version} {how}", lines or log_lines(engine.policy.outcome, args)
+    return f"At its start vLLM {args.version} {how}", lines or log_lines(engine.policy.outcome, answer.question)
 
 
 def _band_lines(question: Question, engine: EngineAnswer, likely: Capacity) -> Row:
@@ -63,7 +65,10 @@ def _band_lines(question: Question, engine: EngineAnswer, likely: Capacity) -> R
     tokens = _range(*(_reported(found, args, lambda line: line.tokens) for found in (low, likely, high)))
     times = _range(*(_reported(found, args, lambda line: line.max_concurrency) for found in (low, likely, high)))
     length = f"{likely.max_model_len:,}" if args.max_model_len != AUTO_LENGTH else "max_model_len"
-    said = f"GPU KV cache size: {tokens} tokens", f"Maximum concurrency for {length} tokens per request: {times}"
+    said = (
+        f"{_device_word(question)} KV cache size: {tokens} tokens",
+        f"Maximum concurrency for {length} tokens per request: {times}",
+    )
     return said if isinstance(low, Capacity) else (*said, "at worst it would not start for want of memory")
 
 
@@ -77,12 +82,23 @@ def _range(low: float | None, likely: float | None, high: float | None) -> str:
     return f"{f'{worst} to' if worst else 'up to'} {best}, likely {usual}"
 
 
-def log_lines(capacity: Capacity, args: EngineArgs) -> Row:
+def log_lines(capacity: Capacity, question: Question) -> Row:
     """What the engine prints at its start: one line, and two before 0.21."""
+    args = question.args
     line = capacity.reported(args.version)
-    size = f"GPU KV cache size: {line.tokens:,} tokens"
+    size = f"{_device_word(question)} KV cache size: {line.tokens:,} tokens"
     concurrency = f"Maximum concurrency for {capacity.max_model_len:,} tokens per request: {line.max_concurrency:.2f}x"
     return (f"{size}, {concurrency}",) if args.version.derives_tokens_from_concurrency else (size, concurrency)
+
+
+def _device_word(question: Question) -> str:
+    """What the line calls the device (v1/core/kv_cache_utils.py:2311); earlier releases call every device a GPU."""
+    if question.args.version < MODELLED:
+        return "GPU"
+    if question.args.attention_backend is Backend.CPU_ATTN:
+        return "CPU"
+    platform = Platform.CUDA if question.gpu is None else question.gpu.platform
+    return platform.upper() if platform in (Platform.CPU, Platform.XPU) else "GPU"
 
 
 def memory_words(answer: PlanAnswer, engine: EngineAnswer) -> str:

@@ -28,7 +28,11 @@ class LogProbs:
         found: list[float] = []
         for p, q in zip(_few_rows(reference.values), _few_rows(self.values), strict=True):
             # The terms cancel nearly, so they are summed in float64.
-            found += ((p - q) * p.exp()).sum(dim=-1, dtype=torch.float64).tolist()
+            kl = ((p - q) * p.exp()).sum(dim=-1, dtype=torch.float64)
+            if kl.isnan().any():
+                # Of a token that cannot come, nothing is lost: 0 · (−∞) is 0 here.
+                kl = torch.where(p.isneginf(), 0.0, (p - q) * p.exp()).sum(dim=-1, dtype=torch.float64)
+            found += kl.tolist()
         return tuple(found)
 
 

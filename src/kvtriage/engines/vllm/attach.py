@@ -10,6 +10,7 @@ from kvtriage.engines.base import Arm
 from kvtriage.engines.vllm.client import Client, check_url
 from kvtriage.engines.vllm.dialect import learn_dialect
 from kvtriage.engines.vllm.fleet import Served, interrogate
+from kvtriage.engines.vllm.recipe import served_policy
 from kvtriage.errors import EngineError, StudyError
 from kvtriage.records.pairing import BASELINE
 
@@ -37,13 +38,23 @@ class AttachedFleet:
     """The servers at `urls`, by arm. They are asked, and never started or stopped."""
 
     def __init__(
-        self, urls: Mapping[str, str], names: Sequence[str], token: str | None, *, stall_s: float | None = None
+        self,
+        urls: Mapping[str, str],
+        names: Sequence[str],
+        token: str | None,
+        *,
+        stall_s: float | None = None,
+        total_s: float | None = None,
     ) -> None:
-        """names: what the model may be called: the last part of its path, of its hub id, of an overlay."""
+        """names: what the model may be called: the last part of its path, of its hub id, of an overlay.
+
+        stall_s, total_s: of one answer, as Client has them.
+        """
         self._urls = dict(urls)
         self._names = frozenset(names)
         self._token = token
         self._stall = {} if stall_s is None else {"stall_s": stall_s}
+        self._total_s = total_s
         self._served: dict[str, Served] = {}
         self._stack = contextlib.ExitStack()
 
@@ -84,10 +95,12 @@ class AttachedFleet:
 
     def serve(self, arm: Arm) -> Served:
         name = self._name(arm)
-        if arm.name not in self._urls and not arm.policy.is_native:
+        if arm.name not in self._urls and not served_policy(arm.policy).is_native:
             raise EngineError(f"no --arm {arm.name}=URL is given", hint="start a server for it, or leave the arm out")
         if name not in self._served:
-            client = self._stack.enter_context(Client(self._urls[name], self._token, **self._stall))
+            client = self._stack.enter_context(
+                Client(self._urls[name], self._token, total_s=self._total_s, **self._stall)
+            )
             served = interrogate(client, needs_extension=False)
             self._check_model(name, served)
             served.dialect = learn_dialect(client, served.model)
@@ -103,7 +116,7 @@ class AttachedFleet:
         self._served.pop(self._name(arm), None)
 
     def _name(self, arm: Arm) -> str:
-        """A native arm of another name is answered for by the baseline's server."""
+        """A native arm of another name, or one that is rounded as a probe, is answered for by the baseline's server."""
         return arm.name if arm.name in self._urls else BASELINE
 
     def _check_model(self, name: str, served: Served) -> None:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from kvtriage.engines.vllm.failures import Missing, Refused, ServerGone, Unanswered
+from kvtriage.engines.vllm.failures import Missing, Overdue, Refused, ServerGone, Unanswered
 from kvtriage.errors import EngineError, NonFinite, StudyError
 from kvtriage.units import format_bytes
 
@@ -116,7 +116,7 @@ class Client:
         return self.run(self.post(path, body))
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The JSON answer. Raises Unanswered, ServerGone, Refused, NonFinite."""
+        """The JSON answer. Raises Unanswered, Overdue among them, ServerGone, Refused, NonFinite."""
         return await self._json("POST", path, body)
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> list[Piece]:
@@ -190,6 +190,11 @@ def _failing(url: str) -> Iterator[None]:
     except aiohttp.ClientConnectorError as error:
         raise ServerGone(f"nobody answers at {url}", hint="is the server still running there?") from error
     except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+        if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ServerTimeoutError):
+            raise Overdue(
+                f"an answer of {url} did not end in the time that one may take",
+                hint="--answer-timeout gives it longer; what was answered before is kept",
+            ) from error
         stalled = isinstance(error, TimeoutError)
         raise Unanswered(
             f"the answer of {url} {'stalled' if stalled else 'was cut off'}",

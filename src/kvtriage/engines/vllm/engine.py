@@ -29,7 +29,8 @@ from kvtriage.engines.base import (
     keep_nothing,
 )
 from kvtriage.engines.vllm.asking import observe, score, score_in_company, stream_bodies, switch_probe
-from kvtriage.engines.vllm.failures import ServerGone, Unanswered
+from kvtriage.engines.vllm.dialect import Dialect
+from kvtriage.engines.vllm.failures import Overdue, ServerGone, Unanswered
 from kvtriage.engines.vllm.fleet import Fleet, Served
 from kvtriage.engines.vllm.identity import describe_engine, least_readback, native_dtype_of_served
 from kvtriage.engines.vllm.observer import Probe
@@ -102,6 +103,10 @@ class VllmEngine:
         if self._info is None:
             self._info = self.persist(self._native(), self._learn)
         return self._info
+
+    def dialect(self) -> Dialect:
+        """In which words BF16's server is asked, which is started for it. Raises EngineError."""
+        return self.persist(self._native(), lambda served: served.dialect)
 
     @contextlib.contextmanager
     def open(self, arm: Arm) -> Iterator[VllmSession]:
@@ -218,6 +223,8 @@ class VllmEngine:
         while True:
             try:
                 return ask(self._ready(arm, probe))
+            except Overdue:
+                raise
             except (Unanswered, ServerGone) as error:
                 pause_s = next(pauses, None)
                 if pause_s is None:

@@ -2,6 +2,7 @@
 
 EngineError
 ├── Unanswered     the same request may be sent again: 5xx, stalled, cut off, too short
+│   └── Overdue    it took longer than any answer may, and would again
 ├── ServerGone     the server does not answer at all any more: start it again, where it is ours
 └── Refused        the server understood and said no: asking again would change nothing
     └── Missing    it has nothing under that name, and may be asked for the rest
@@ -11,11 +12,15 @@ from __future__ import annotations
 
 from kvtriage.errors import EngineError
 
-__all__ = ["Missing", "Refused", "ServerGone", "Unanswered"]
+__all__ = ["Missing", "Overdue", "Refused", "ServerGone", "Unanswered"]
 
 
 class Unanswered(EngineError):
     """No whole answer came; nothing of it was recorded."""
+
+
+class Overdue(Unanswered):
+    """It was still coming, byte by byte, when its time was up."""
 
 
 class ServerGone(EngineError):

@@ -17,6 +17,7 @@ from kvtriage.engines.vllm.metrics import CacheConfig, read_cache_config
 from kvtriage.engines.vllm.observer import LiveLayer, Observer, Probe
 from kvtriage.engines.vllm.recipe import ServerOptions, count_devices, make_recipe, served_policy
 from kvtriage.engines.vllm.server import Launch, Recipe, Server, launch, show_command
+from kvtriage.engines.vllm.variables import show_variables
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.kvcache.spec import CacheSpec
 
@@ -69,7 +70,9 @@ class Fleet(Protocol):
         ...
 
     @property
-    def server_args(self) -> tuple[str, ...]: ...
+    def server_args(self) -> tuple[str, ...]:
+        """What all servers are started with: variables as NAME=VALUE, then arguments."""
+        ...
 
     @property
     def sets_steps(self) -> bool:
@@ -202,7 +205,7 @@ class LaunchedFleet:
 
     @property
     def server_args(self) -> tuple[str, ...]:
-        return self._options.engine_args
+        return (*show_variables(self._options.variables), *self._options.engine_args)
 
     @property
     def sets_steps(self) -> bool:

@@ -56,6 +56,9 @@ class ServerOptions:
     native_dtype: str = "bfloat16"
     """What an unquantised cache is stored in."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    """What kvtriage tells them by itself."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What the user has them told, which is a condition of the study."""
 
     @property
     def is_python(self) -> bool:
@@ -191,7 +194,12 @@ def make_recipe(arm: Arm, spec: CacheSpec, model: str, options: ServerOptions) -
             *chunk,
             *options.engine_args,
         ),
-        environment={"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(INSIDE), **options.environment},
+        environment={
+            "VLLM_SERVER_DEV_MODE": "1",
+            "PYTHONPATH": str(INSIDE),
+            **options.environment,
+            **options.variables,
+        },
     )
 
 

@@ -77,6 +77,8 @@ class Launch:
     logs: Path
     say: Say
     start_timeout_s: float = 1800.0
+    answer_timeout_s: float | None = None
+    """Of one answer as a whole, once the server is ready; None for as long as bytes come."""
     grace_s: float = _GRACE_S
     new_key: Callable[[], str] = secrets.token_urlsafe
     """A key for each start. It is in the environment of that server, and nowhere else."""
@@ -181,7 +183,8 @@ def _start(recipe: Recipe, name: str, how: Launch) -> Iterator[Server]:
         )
         stack.callback(_stop, process, how.grace_s)
         url = f"http://{HOST}:{port}"
-        server = Server(stack.enter_context(Client(url, key)), log_file, start, process)
+        client = Client(url, key, total_s=how.answer_timeout_s)
+        server = Server(stack.enter_context(client), log_file, start, process)
         with Client(url, total_s=_HEALTH_S) as door:
             _await_ready(server, door, name, how)
             _check_own(door, name, key)

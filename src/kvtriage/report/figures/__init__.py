@@ -17,6 +17,7 @@ from kvtriage.report.figures.itl import draw_itl
 from kvtriage.report.figures.layers import draw_layers
 from kvtriage.report.figures.quality import draw_quality
 from kvtriage.report.figures.repairable import draw_repairable
+from kvtriage.report.figures.retrieval import draw_retrieval
 from kvtriage.report.figures.sweep import draw_sweep
 from kvtriage.report.figures.throughput import draw_throughput
 from kvtriage.report.figures.tradeoff import draw_tradeoff
@@ -29,6 +30,7 @@ FIGURES: Mapping[str, DrawFigure] = MappingProxyType(
         "tradeoff": draw_tradeoff,
         "capacity": draw_capacity,
         "quality": draw_quality,
+        "retrieval": draw_retrieval,
         "attention_types": draw_attention_types,
         "anatomy": draw_anatomy,
         "repairable": draw_repairable,

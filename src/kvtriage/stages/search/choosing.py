@@ -1,4 +1,4 @@
-"""The choice: the cheapest set by KL, and a stricter one as long as another margin is not shown to hold."""
+"""The choice: the cheapest set by KL, and a stricter one while another margin is in doubt and still might be shown."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def choose_set(
             break
         if best not in verified:
             verified[best] = verify(best)
-        if verified[best].status in (MET, UNVERIFIED) or len(verified) == MOST_VERIFIED:
+        settled = verified[best].status in (MET, UNVERIFIED) or verified[best].undecidable
+        if settled or len(verified) == MOST_VERIFIED:
             break
         margin *= _STRICTER
         hunt = hunt.under(judging(margin))

@@ -30,7 +30,7 @@ class SearchCost:
     probed_tokens: int
     """Of all of them."""
     verified: int
-    """Whole arms, BF16 aside: an engine of servers starts one for each."""
+    """Whole arms, BF16 aside."""
     verified_tokens: int
     """Of all of them, and of BF16."""
     written_tokens: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kvtriage import __version__
-from kvtriage.engines.base import Engine
+from kvtriage.engines.base import Engine, EngineInfo
 from kvtriage.errors import CaseError, EngineError
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.records.frontier import Frontier, SearchTrial, SetTrial, VerifiedSet
@@ -24,7 +24,7 @@ from kvtriage.stages.search.probing import Probing
 from kvtriage.stages.search.proving import Proving
 from kvtriage.stages.search.rivals import isolated_damage
 from kvtriage.stages.search.texts import choosing_items, of_text, screening_items
-from kvtriage.stages.set_prices import Layers, Pricing
+from kvtriage.stages.set_prices import Layers, Pricing, SetPrice
 from kvtriage.stages.wording import name_layers
 from kvtriage.tasks.base import TaskItem
 from kvtriage.tasks.split import Split
@@ -70,14 +70,10 @@ def search(
     proving = Proving(plan, pricing, engine, info, fitted, every, split, conditions, sink, report, of_arms)
 
     def verify(skip: Layers) -> VerifiedSet:
-        price = pricing.price(skip)
-        lacking = [flag for flag in (price.flags if price else ()) if flag not in info.server]
-        if info.arms is not None:
-            why = "the servers that run are of other arms"
-        elif lacking and engine.one_arm_at_a_time:
-            why = f"its server starts with {' '.join(lacking)} alone, and all servers are to be alike: give it to them"
-        else:
+        lacking = _lacking(pricing.price(skip), info) if engine.one_arm_at_a_time else ""
+        if proving.is_probed or not (lacking or info.arms):
             return proving.verify(skip)
+        why = lacking or "the servers that run are of other arms"
         return VerifiedSet(skip_layers=tuple(sorted(skip)), status=UNVERIFIED, text=why)
 
     isolated = isolated_damage(sensitivities, scaling)
@@ -105,7 +101,7 @@ def search(
         refused_sets=len(choice.hunt.refused),
         choosing_texts=tuple(item.request.item_id for item in choosing),
         claim_texts=tuple(item.request.item_id for item in claims),
-        notes=tuple(_notes(choosing, study, spec.windows)),
+        notes=(*_notes(choosing, study, spec.windows), *_notes_of_servers(choice, proving)),
     )
 
 
@@ -139,6 +135,23 @@ def _explain(choice: Choice, plan: Plan, count: int) -> str:
     }.get(choice.status, "keeps the KL margin")
     named = name_layers(choice.found, plan.layers)
     return f"with {named} in BF16 the model {keeps}, and no cheaper set of {count} measured was found to{flags}"
+
+
+def _lacking(price: SetPrice | None, info: EngineInfo) -> str:
+    """What the set's server starts with alone, and servers are not given; '' for nothing."""
+    lacking = [flag for flag in (price.flags if price else ()) if flag not in info.server]
+    if not lacking:
+        return ""
+    return f"its server starts with {' '.join(lacking)} alone, and all servers are to be alike: give it to them"
+
+
+def _notes_of_servers(choice: Choice, proving: Proving) -> Iterator[str]:
+    if not (proving.is_probed and choice.verified):
+        return
+    yield "sets were verified inside BF16's server, which rounded as theirs would; the ablation starts one for the set"
+    found = None if choice.found is None else choice.hunt.price(choice.found)
+    if lacking := _lacking(found, proving.info):
+        yield f"the ablation has to be told: {lacking}"
 
 
 def _notes(choosing: Sequence[TaskItem], study: Study, windows: Sequence[int]) -> Iterator[str]:

@@ -50,6 +50,22 @@ def test_the_three_prices_and_the_line_of_gpt_oss() -> None:
         assert row in flat(text)
 
 
+@pytest.mark.parametrize(
+    ("how", "version", "device"),
+    [
+        ({"gpu": "cpu"}, None, "CPU"),
+        ({"gpu": "xpu"}, None, "XPU"),
+        ({"gpu": "mi300x"}, None, "GPU"),
+        ({"gpu": "cpu"}, EngineVersion(0, 31), "GPU"),
+    ],
+)
+def test_the_line_names_the_device_as_the_release_does(
+    how: dict[str, Any], version: EngineVersion | None, device: str
+) -> None:
+    text = text_of(LLAMA, **how, engine=EngineFlags(version=version))
+    assert f" {device} KV cache size: " in flat(text)
+
+
 def test_why_the_line_loses_more_than_the_bytes() -> None:
     text = flat(text_of(skip="sliding_window"))
     assert "it reserves for the tokens in flight too (16,384, or the whole request where that is shorter)" in text

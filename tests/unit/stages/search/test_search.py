@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import cast
 
 import msgspec
 import pytest
 
-from kvtriage.engines.base import Engine
+from kvtriage.engines.base import Arm, Engine, Session
 from kvtriage.errors import CaseError, EngineError
+from kvtriage.kvcache.policy import Fp8
 from kvtriage.records.frontier import Frontier, SearchTrial, SetRow, SetTrial
 from kvtriage.records.rule import Rule
 from kvtriage.records.sensitivities import Sensitivities
@@ -180,31 +182,55 @@ def test_lines_of_other_conditions_or_texts_are_refused() -> None:
         job.run([msgspec.structs.replace(first, items=("a text of mine",) * len(first.items))])
 
 
-def test_servers_that_run_already_are_of_other_arms() -> None:
-    """Probes are answered inside BF16's server; a set cannot be verified there, and that is said."""
+@dataclass
+class Serving:
+    """The case's engine with other facts about it; it remembers the arms it was opened for."""
 
-    class Attached:
-        def __init__(self, case: FakeCase) -> None:
-            self._engine = case.engine
+    case: FakeCase
+    facts: dict[str, object]
+    arms: list[Arm] = field(default_factory=list)
 
-        def __getattr__(self, name: str) -> object:
-            return getattr(self._engine, name)
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.case.engine, name)
 
-        def info(self) -> object:
-            return replace(self._engine.info(), arms=frozenset({"bf16"}))
+    def info(self) -> object:
+        return replace(self.case.engine.info(), **self.facts)  # type: ignore[arg-type]
 
+    def open(self, arm: Arm) -> AbstractContextManager[Session]:
+        self.arms.append(arm)
+        return self.case.engine.open(arm)
+
+    @property
+    def servers(self) -> int:
+        """That the arms take, BF16's aside: what is rounded head by head takes none."""
+        return sum(any(isinstance(fmt, Fp8) and fmt.heads is None for fmt in arm.policy.formats) for arm in self.arms)
+
+
+OTHERWISE_ROUNDED: list[dict[str, object]] = [{"probe_numerics": "storage"}, {"rounding": "towards zero"}]
+"""What BF16's server cannot show of an FP8 server."""
+
+
+@pytest.mark.parametrize("facts", [{}, *OTHERWISE_ROUNDED])
+def test_servers_that_run_already_are_of_other_arms(facts: dict[str, object]) -> None:
+    """A set is verified inside BF16's server, or not at all, and that is said."""
     job = searched(FakeCase(spec=uniform(), study=LENIENT), l1_4=0.3)
-    frontier = job.run(engine=cast(Engine, Attached(job.case)))
-    assert (frontier.status, len(frontier.found or ())) == ("unverified", 1)
-    assert job.case.engine.opened == 0
+    serving = Serving(job.case, {"arms": frozenset({"bf16"}), **facts})
+    frontier = job.run(engine=cast(Engine, serving))
+    assert (frontier.status, len(frontier.found or ())) == ("unverified" if facts else "met", 1)
+    assert serving.servers == 0
+    assert bool(serving.arms) is not bool(facts)
 
 
-def test_an_engine_of_servers_starts_two_to_verify_one_set() -> None:
+@pytest.mark.parametrize("facts", [{}, *OTHERWISE_ROUNDED])
+def test_an_engine_of_servers_starts_none_for_a_set_that_bf16s_can_round(facts: dict[str, object]) -> None:
     job = searched(FakeCase(spec=uniform(), study=LENIENT), l1_4=0.3)
     job.case.engine.one_arm_at_a_time = True
-    frontier = job.run()
+    serving = Serving(job.case, facts)
+    frontier = job.run(engine=cast(Engine, serving))
     assert frontier.status == "met"
-    assert job.case.engine.opened == 2 * len(frontier.verified)
+    assert len(serving.arms) == 2 * len(frontier.verified)
+    assert serving.servers == (len(frontier.verified) if facts else 0)
+    assert ("inside BF16's server" in " ".join(frontier.notes)) is not bool(facts)
 
 
 def test_the_found_set_takes_the_place_of_the_suspects() -> None:
@@ -254,23 +280,17 @@ def test_layers_probed_at_scale_1_alone_are_ranked_by_that() -> None:
 
 
 @pytest.mark.parametrize("server", [(), ("VLLM_KV_CACHE_LAYOUT=BLHNC",)])
-def test_a_set_whose_server_needs_a_flag_waits_for_it(server: tuple[str, ...]) -> None:
-    class Served:
-        def __init__(self, case: FakeCase) -> None:
-            self._engine = case.engine
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self._engine, name)
-
-        def info(self) -> object:
-            return replace(self._engine.info(), server=server)
-
+@pytest.mark.parametrize("facts", [{}, *OTHERWISE_ROUNDED[:1]])
+def test_a_set_whose_server_needs_a_flag_waits_for_it(server: tuple[str, ...], facts: dict[str, object]) -> None:
+    """To be stored: inside BF16's server it is verified without, and what the ablation will ask for is said."""
     job = searched(FakeCase(spec=hybrid(), study=LENIENT, mantissa={2: 0.4}))
     job.case.engine.one_arm_at_a_time = True
-    frontier = job.run(engine=cast(Engine, Served(job.case)))
+    frontier = job.run(engine=cast(Engine, Serving(job.case, {"server": server, **facts})))
     # Two full layers in BF16 hold fewer bytes than one: alone it would be padded.
-    assert (frontier.found, frontier.status) == ((2, 5), "met" if server else "unverified")
+    assert (frontier.found, frontier.status) == ((2, 5), "met" if server or not facts else "unverified")
     assert "VLLM_KV_CACHE_LAYOUT=BLHNC" in frontier.explanation
+    told = [note for note in frontier.notes if note.startswith("the ablation has to be told")]
+    assert bool(told) is (not server and not facts)
 
 
 def test_what_was_chosen_keeps_the_margin_on_texts_that_it_never_saw() -> None:
@@ -296,3 +316,17 @@ def test_a_memory_without_room_for_one_sequence_is_refused() -> None:
     study = msgspec.structs.replace(LENIENT, memory_bytes=1024)
     with pytest.raises(EngineError, match="not even in BF16"):
         searched(FakeCase(spec=uniform(), study=study)).run()
+
+
+def test_no_stricter_set_is_sought_for_what_none_could_show() -> None:
+    """One continuation has no interval, whatever the set; of two, stricter sets are sought."""
+
+    def verified(items: int, nll_margin: float) -> int:
+        rule = Rule(top1_margin=0.9, nll_margin=nll_margin)
+        study = msgspec.structs.replace(LENIENT, generation_items=items, generated_tokens=8, rule=rule)
+        frontier = Searched(FakeCase(spec=uniform(), study=study, mantissa={1: 0.03, 4: 0.08, 5: 0.005})).run()
+        assert frontier.found is not None
+        return len(frontier.verified)
+
+    assert verified(1, nll_margin=0.05) == 1
+    assert verified(1, nll_margin=0.02) > 1
