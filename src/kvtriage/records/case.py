@@ -36,6 +36,7 @@ __all__ = [
     "ScaleRecord",
     "ScoreTrial",
     "Sensitivities",
+    "Stop",
     "SweepRow",
     "TimingTrial",
     "Trial",
@@ -385,6 +386,19 @@ class ContinuationTrial(_Part, frozen=True, tag="continuation"):
 Trial = ScoreTrial | TimingTrial | CapacityTrial | PoolTrial | LoadTrial | ContinuationTrial
 
 
+class Stop(_Part, frozen=True):
+    """Where a study of several looks ended: it says how much of the error rate was spent."""
+
+    look: int
+    looks: int
+    items: int
+    """That every arm was asked."""
+    of_items: int
+    """That it would have been asked at the last look."""
+    why: str | None
+    """Why more items would not have helped; None where the last look came first."""
+
+
 class Evidence(_Record, frozen=True):
     """evidence.json: the arms and conditions of trials.jsonl, written when all are in."""
 
@@ -395,6 +409,8 @@ class Evidence(_Record, frozen=True):
     noise_floor_kl: float
     """Mean KL of BF16 against BF16 repeated with a chunked prefill, nats per token."""
     peak_bytes: int
+    stop: Stop | None = None
+    """None for a study that is read once, when all items are in."""
 
 
 # --- decide -----------------------------------------------------------------------------

@@ -55,6 +55,7 @@ _MOST: Mapping[str, int] = MappingProxyType(
         "recalls_per_bucket": 1_000,
         "generation_items": 10_000,
         "generated_tokens": 65_536,
+        "looks": 8,
         "calibration_items": 10_000,
         "holdout_items": 10_000,
         "probe_items": 1_000,
@@ -66,6 +67,8 @@ _MOST: Mapping[str, int] = MappingProxyType(
     }
 )
 """The largest counts: far beyond what any study needs, and small enough to prepare."""
+_FEWEST_A_LOOK = 8
+"""Texts of each bucket that a look adds: fewer do not tell the spread of drifts that lean to one side."""
 _MOST_ENTRIES = 64
 """Of a list: buckets, depths or contexts."""
 _MOST_ITEMS = 100_000
@@ -132,6 +135,9 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Texts of each bucket that BF16 continues ..."""
     generated_tokens: int = 128
     """... by so many tokens, which every arm then reads."""
+    looks: int = 1
+    """How often the items so far are read by the rule, which stops the study as soon as the choice is clear. The error
+    rate is shared out among the looks. 1: once, when all are in."""
     calibration_items: int = 8
     calibration_tokens: int = 1024
     holdout_items: int = 2
@@ -324,6 +330,11 @@ def _complaints(study: Study) -> Iterator[tuple[str, str]]:
             f"generation_items is {study.generation_items}, and a bucket has items_per_bucket = "
             f"{study.items_per_bucket} texts to continue",
             f"set generation_items = {study.items_per_bucket} or less, or raise items_per_bucket",
+        )
+    if study.looks > 1 and study.items_per_bucket < _FEWEST_A_LOOK * study.looks:
+        yield (
+            f"looks is {study.looks}, and {study.items_per_bucket} texts of each bucket are too few to be read so often",
+            f"give items_per_bucket = {_FEWEST_A_LOOK * study.looks} or more, or fewer looks",
         )
     if study.numerics not in NUMERICS:
         yield _not_one_of("numerics", study.numerics, NUMERICS), _did_you_mean(study.numerics, NUMERICS)

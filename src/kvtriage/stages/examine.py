@@ -28,6 +28,7 @@ from kvtriage.stages.clauses import (
 from kvtriage.stages.findings import Findings
 from kvtriage.stages.imports import imported_clauses
 from kvtriage.stages.ladder import BARS, Outcome, Rung, choose, lean, not_measured, order, swiftest
+from kvtriage.stages.looking import look_of
 from kvtriage.stages.quality import baseline_clauses, quality_clauses
 from kvtriage.stages.reading import UNMET
 from kvtriage.stats import Ratio
@@ -49,7 +50,7 @@ def examine(
     """
     check_trials(evidence, plan.study.buckets, trials)
     check_imported(imports, evidence.arms)
-    paired, rule = sort_trials(evidence.arms, trials), plan.study.rule
+    paired, rule = sort_trials(evidence.arms, trials, look_of(evidence)), plan.study.rule
     rungs = order(
         _rung(plan, paired, arm, imports)
         for arm in evidence.arms
