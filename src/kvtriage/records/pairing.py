@@ -31,6 +31,7 @@ __all__ = [
     "check_trials",
     "generated_spans",
     "kind_of",
+    "look_of",
     "sort_trials",
 ]
 
@@ -160,6 +161,11 @@ def kind_of(trial: ScoreTrial) -> str:
     if "hit" in trial.metrics:
         return "retrieval"
     return "generation" if FIRST_DIVERGENCE.metric in trial.metrics else "text"
+
+
+def look_of(evidence: Evidence) -> Look:
+    """The look that the evidence ended at."""
+    return ONLY_LOOK if evidence.stop is None else Look(evidence.stop.look, evidence.stop.looks)
 
 
 def sort_trials(arms: Iterable[ArmRecord], trials: Iterable[Trial], look: Look = ONLY_LOOK) -> Trials:

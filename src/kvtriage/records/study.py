@@ -333,7 +333,7 @@ def _complaints(study: Study) -> Iterator[tuple[str, str]]:
         )
     if study.looks > 1 and study.items_per_bucket < _FEWEST_A_LOOK * study.looks:
         yield (
-            f"looks is {study.looks}, and {study.items_per_bucket} texts of each bucket are too few to be read so often",
+            f"looks is {study.looks}, and {study.items_per_bucket} texts of a bucket are too few to be read so often",
             f"give items_per_bucket = {_FEWEST_A_LOOK * study.looks} or more, or fewer looks",
         )
     if study.numerics not in NUMERICS:

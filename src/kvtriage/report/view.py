@@ -19,7 +19,7 @@ from kvtriage.records.case import (
     Verdict,
 )
 from kvtriage.records.frontier import Frontier
-from kvtriage.records.pairing import Trials, sort_trials
+from kvtriage.records.pairing import Trials, look_of, sort_trials
 from kvtriage.records.values import cache_spec
 from kvtriage.report.charts.layer_rows import LayerFrame
 
@@ -59,7 +59,7 @@ class CaseView:
     @cached_property
     def pairs(self) -> Trials:
         """The trials by arm and item, as the verdict read them."""
-        return sort_trials(self.evidence.arms, self.trials)
+        return sort_trials(self.evidence.arms, self.trials, look_of(self.evidence))
 
     @cached_property
     def timings(self) -> tuple[TimingTrial, ...]:

@@ -14,7 +14,7 @@ from kvtriage.kvcache.price import price_policy
 from kvtriage.records.case import ArmRecord, Evidence, Plan, Reason, ScaleRecord, Sensitivities, Trial
 from kvtriage.records.imported import Imported, check_imported
 from kvtriage.records.latency import traffic
-from kvtriage.records.pairing import BASELINE, Trials, check_trials, sort_trials
+from kvtriage.records.pairing import BASELINE, Trials, check_trials, look_of, sort_trials
 from kvtriage.records.values import cache_spec
 from kvtriage.stages.clauses import (
     backend_clause,
@@ -28,7 +28,6 @@ from kvtriage.stages.clauses import (
 from kvtriage.stages.findings import Findings
 from kvtriage.stages.imports import imported_clauses
 from kvtriage.stages.ladder import BARS, Outcome, Rung, choose, lean, not_measured, order, swiftest
-from kvtriage.stages.looking import look_of
 from kvtriage.stages.quality import baseline_clauses, quality_clauses
 from kvtriage.stages.reading import UNMET
 from kvtriage.stats import Ratio

@@ -12,15 +12,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from kvtriage.errors import CaseError
-from kvtriage.records.case import Evidence, ScoreTrial, Trial
+from kvtriage.records.case import ScoreTrial, Trial
 from kvtriage.records.pairing import Item
 from kvtriage.stages.findings import Findings
 from kvtriage.stages.reading import CANNOT_TELL
 from kvtriage.stages.wording import name_arm
-from kvtriage.stats import Look
 from kvtriage.tasks.base import TaskItem
 
-__all__ = ["check_nothing_beyond", "deal_looks", "key_of", "look_of", "trials_until", "why_stop"]
+__all__ = ["check_nothing_beyond", "deal_looks", "key_of", "trials_until", "why_stop"]
 
 
 def deal_looks(items: Sequence[TaskItem], total: int) -> tuple[tuple[TaskItem, ...], ...]:
@@ -36,11 +35,6 @@ def deal_looks(items: Sequence[TaskItem], total: int) -> tuple[tuple[TaskItem, .
         key: place * total // len(keys) for keys in groups.values() for place, key in enumerate(_spread(keys))
     }
     return tuple(tuple(item for item in items if look_of_item[key_of(item)] == look) for look in range(total))
-
-
-def look_of(evidence: Evidence) -> Look:
-    """The look that this evidence ended at."""
-    return Look() if evidence.stop is None else Look(evidence.stop.look, evidence.stop.looks)
 
 
 def key_of(item: TaskItem) -> Item:
