@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from kvtriage.errors import CaseError
-from kvtriage.records.case import ScoreTrial, Trial
 from kvtriage.records.pairing import Item
+from kvtriage.records.trials import ScoreTrial, Trial
 from kvtriage.stages.findings import Findings
 from kvtriage.stages.reading import CANNOT_TELL
 from kvtriage.stages.wording import name_arm

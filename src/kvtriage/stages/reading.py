@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvtriage.records.case import Reason
 from kvtriage.records.pairing import Paired
-from kvtriage.records.study import Rule
+from kvtriage.records.rule import Rule
+from kvtriage.records.verdict import Reason
 from kvtriage.stats import (
     ONLY_LOOK,
     Interval,

@@ -11,8 +11,11 @@ import pytest
 
 from kvtriage.engines.base import ScoreRequest
 from kvtriage.errors import CaseError, StudyError
-from kvtriage.records.case import Evidence, ScoreTrial, Stop, Trial
-from kvtriage.records.study import Rule, Study, validate_study
+from kvtriage.records.evidence import Evidence, Stop
+from kvtriage.records.rule import Rule
+from kvtriage.records.study import Study
+from kvtriage.records.study_limits import validate_study
+from kvtriage.records.trials import ScoreTrial, Trial
 from kvtriage.stages.decide import decide
 from kvtriage.stages.examine import examine
 from kvtriage.stages.explain import explain
