@@ -9,17 +9,20 @@ shown at the next, so where the choice rests on nothing being shown, it has to r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 
 from kvtriage.errors import CaseError
 from kvtriage.records.pairing import Item
+from kvtriage.records.study import Study
 from kvtriage.records.trials import ScoreTrial, Trial
 from kvtriage.stages.findings import Findings
 from kvtriage.stages.reading import CANNOT_TELL
 from kvtriage.stages.wording import name_arm
+from kvtriage.stats import Look, t_quantile
 from kvtriage.tasks.base import TaskItem
 
-__all__ = ["check_nothing_beyond", "deal_looks", "key_of", "trials_until", "why_stop"]
+__all__ = ["check_nothing_beyond", "deal_looks", "key_of", "likely_look", "trials_until", "why_stop"]
 
 
 def deal_looks(items: Sequence[TaskItem], total: int) -> tuple[tuple[TaskItem, ...], ...]:
@@ -35,6 +38,19 @@ def deal_looks(items: Sequence[TaskItem], total: int) -> tuple[tuple[TaskItem, .
         key: place * total // len(keys) for keys in groups.values() for place, key in enumerate(_spread(keys))
     }
     return tuple(tuple(item for item in items if look_of_item[key_of(item)] == look) for look in range(total))
+
+
+def likely_look(study: Study) -> int:
+    """The look at which drifts of half their margins, spread as far as they are large, are told from the margins.
+
+    The texts of one bucket count: every other cell of running text has as many or more.
+    """
+    for number in range(1, study.looks):
+        texts = -(-study.items_per_bucket * number // study.looks)
+        half = t_quantile(texts - 1, Look(number, study.looks).confidence(study.rule.confidence))
+        if half / math.sqrt(texts) <= 1:
+            return number
+    return study.looks
 
 
 def key_of(item: TaskItem) -> Item:

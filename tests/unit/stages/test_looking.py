@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import pytest
@@ -38,7 +39,14 @@ def unclear() -> FakeCase:
     return FakeCase(spec=uniform(), study=msgspec.structs.replace(SEVERAL, rule=rule))
 
 
-def found_in(case: FakeCase, evidence: Evidence, trials: list[Trial]) -> Findings:
+@functools.cache
+def measured(case: Callable[[], FakeCase]) -> tuple[Evidence, tuple[Trial, ...]]:
+    """What comes of it without an interruption."""
+    evidence, trials = measured(case)
+    return evidence, tuple(trials)
+
+
+def found_in(case: FakeCase, evidence: Evidence, trials: Sequence[Trial]) -> Findings:
     return examine(case.plan, case.calibrate(), case.diagnose(), evidence, trials, None)
 
 
@@ -46,7 +54,7 @@ def item(task: str, bucket: int, number: int) -> TaskItem:
     return TaskItem(task=task, bucket=bucket, request=ScoreRequest(f"{number}", (1, 2, 3), 2))
 
 
-def scored(trials: list[Trial]) -> Counter[str]:
+def scored(trials: Iterable[Trial]) -> Counter[str]:
     return Counter(trial.arm for trial in trials if isinstance(trial, ScoreTrial))
 
 
@@ -75,7 +83,7 @@ def test_one_look_keeps_the_order_of_the_items() -> None:
 
 
 def test_a_clear_study_stops_at_the_first_look_with_all_arms_alike() -> None:
-    evidence, trials = clear().ablate()
+    evidence, trials = measured(clear)
     assert evidence.stop == Stop(look=1, looks=3, items=16, of_items=48, why="the choice is clear, FP8 with scale 1")
     assert set(scored(trials).values()) == {16}
     assert evidence.trials == len(trials)
@@ -83,7 +91,7 @@ def test_a_clear_study_stops_at_the_first_look_with_all_arms_alike() -> None:
 
 def test_an_unclear_study_goes_on_to_the_end_and_says_what_it_takes() -> None:
     case = unclear()
-    evidence, trials = case.ablate()
+    evidence, trials = measured(unclear)
     assert evidence.stop == Stop(look=3, looks=3, items=48, of_items=48, why=None)
     verdict = decide(case.plan, case.calibrate(), case.diagnose(), evidence, trials, None, {})
     assert (verdict.status, verdict.choice) == ("cannot_tell", None)
@@ -104,22 +112,22 @@ def test_arms_that_are_dear_to_change_stop_at_the_same_look() -> None:
     case = clear()
     case.engine = dataclasses.replace(case.engine, one_arm_at_a_time=True)
     evidence, trials = case.ablate()
-    assert evidence == clear().ablate()[0]
+    assert evidence == measured(clear)[0]
     assert set(scored(trials).values()) == {16}
 
 
 @pytest.mark.parametrize("case", [clear, unclear])
-@pytest.mark.parametrize("kept", [0.0, 0.1, 0.4, 0.7, 1.0])
+@pytest.mark.parametrize("kept", [0.1, 0.6, 1.0])
 def test_a_killed_study_stops_where_it_would_have(case: Callable[[], FakeCase], kept: float) -> None:
-    evidence, trials = case().ablate()
+    evidence, trials = measured(case)
     before = trials[: round(kept * len(trials))]
     again, rest = case().ablate(list(before))
     assert again == evidence
-    assert scored(before + rest) == scored(trials)
+    assert scored((*before, *rest)) == scored(trials)
 
 
 def test_scores_beyond_the_look_that_stops_are_refused() -> None:
-    _, everything = FakeCase(spec=uniform(), study=SEVERAL).ablate()
+    _, everything = measured(clear)
     case = clear()
     extra = case.items[1]
     assert (extra.task, extra.request.item_id) not in {
@@ -134,7 +142,7 @@ def test_scores_beyond_the_look_that_stops_are_refused() -> None:
 def test_the_verdict_is_read_with_what_was_spent() -> None:
     """At look 1 of 3 intervals are wider than 95 %, and it is said."""
     case = clear()
-    evidence, trials = case.ablate()
+    evidence, trials = measured(clear)
     found = found_in(case, evidence, trials)
     at_once = found_in(case, msgspec.structs.replace(evidence, stop=None), trials)
     for now, fixed in zip(found.rungs[0].reasons, at_once.rungs[0].reasons, strict=True):
@@ -151,7 +159,7 @@ def test_the_verdict_is_read_with_what_was_spent() -> None:
 def test_what_was_not_shown_yet_does_not_stop_a_study() -> None:
     """Range in doubt and answers lost forbid nothing in the end, and are no reason to end early."""
     case = clear()
-    evidence, trials = case.ablate()
+    evidence, trials = measured(clear)
     found = found_in(case, evidence, trials)
     assert why_stop(found) is not None
     for clause, change in (("range", {"status": "cannot_tell"}), ("found", {"value": 0.1})):
