@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from kvtriage.records.evidence import ArmRecord
-from kvtriage.records.pairing import Trials, sort_trials
+from kvtriage.records.pairing import sort_trials
 from kvtriage.records.rule import Rule
 from kvtriage.records.trials import ScoreTrial, Trial
 from kvtriage.records.verdict import Reason
@@ -131,11 +131,11 @@ def _pair(task: str, item: str, bucket: int, before: dict[str, float], after: di
     ]
 
 
-def judge(study: dict[int, list[Trial]], looks: int) -> tuple[tuple[Reason, ...], int]:
+def judge(study: dict[int, list[Trial]], looks: Sequence[Look]) -> tuple[tuple[Reason, ...], int]:
     """The clauses at the look that ends it, and the texts of each bucket that were read by then."""
-    for number in range(1, looks + 1):
-        texts = -(-len(study) * number // looks)
-        trials: Trials = sort_trials(ARMS, [t for i in range(texts) for t in study[i]], Look(number, looks))
+    for look in looks:
+        texts = -(-len(study) * look.number // look.total)
+        trials = sort_trials(ARMS, [trial for number in range(texts) for trial in study[number]], look)
         reasons = quality_clauses(trials, ["fp8"], BUCKETS, RULE)
         unshown = any(reason.clause == "found" and (reason.value or 0.0) > 0 for reason in reasons)
         if _out(reasons) or (_passed(reasons) and not unshown):
@@ -157,7 +157,8 @@ def _harmed(reasons: Sequence[Reason]) -> bool:
 
 
 def measure(truth: Truth, looks: int, studies: int, texts: int) -> Rates:
-    ends = [judge(simulate(seed, truth, texts), looks) for seed in range(studies)]
+    each = [Look(number, looks) for number in range(1, looks + 1)]
+    ends = [judge(simulate(seed, truth, texts), each) for seed in range(studies)]
     return Rates(
         truth.name,
         looks,

@@ -27,12 +27,15 @@ from scipy.special import ndtr, ndtri  # type: ignore[import-untyped]
 
 __all__ = ["ONLY_LOOK", "Look", "nominal_levels"]
 
-_POWER = 3.0
-_NODES = 96
+_POWER = 3
+_NODES = 129
+"""Of Simpson's rule, over what has crossed no boundary yet."""
 _REACH = 8.0
 """Standard deviations below zero from which on nothing comes back to a boundary."""
-_LEVELS = tuple(float(level) for level in np.geomspace(1e-9, 0.5, 24))
-"""At which boundaries are computed; between them they are interpolated."""
+_HALVINGS = 34
+_LEAST, _MOST = 1e-9, 0.5
+_LEVELS = 40
+"""One-sided levels at which boundaries are computed; between them normal scores are interpolated."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -46,28 +49,32 @@ class Look:
 
     def level(self, level: float) -> float:
         """The two-sided level of a test at this look alone, so that all looks together have `level`."""
-        return level if self.total == 1 else 2 * nominal_levels(level / 2, self.total)[self.number - 1]
+        if self.total == 1:
+            return level
+        levels, here = self._scores
+        return 2 * float(ndtr(np.interp(ndtri(level / 2), levels, here)))
 
     def confidence(self, confidence: float) -> float:
         """What an interval is drawn at here, so that all looks' intervals hold together at `confidence`."""
         return confidence if self.total == 1 else 1 - self.level(1 - confidence)
 
     def chance(self, chance: float) -> float:
-        """A one-sided p of this look as one over all looks."""
+        """A one-sided p of this look as one over all looks; none is below 1e-9, and a large one is 1."""
         if self.total == 1:
             return chance
-        nominal, levels = self._table
-        return float(np.exp(np.interp(np.log(max(chance, 1e-300)), nominal, levels, left=-np.inf)))
+        levels, here = self._scores
+        return float(ndtr(np.interp(ndtri(chance), here, levels, right=np.inf)))
 
     def chance_either(self, chance: float) -> float:
         """A two-sided p of this look as one over all looks."""
         return chance if self.total == 1 else min(1.0, 2 * self.chance(chance / 2))
 
     @cached_property
-    def _table(self) -> tuple[Floats, Floats]:
-        """Logs of what is significant at this look, and of the levels at which it is."""
-        nominal = [nominal_levels(level, self.total)[self.number - 1] for level in _LEVELS]
-        return np.log([*nominal, 1.0]), np.log([*_LEVELS, 1.0])
+    def _scores(self) -> tuple[Floats, Floats]:
+        """Normal scores of one-sided levels, and of what is significant at this look for each: [_LEVELS] each."""
+        levels = ndtr(np.linspace(ndtri(_LEAST), ndtri(_MOST), _LEVELS))
+        here = [nominal_levels(float(level), self.total)[self.number - 1] for level in levels]
+        return np.asarray(ndtri(levels)), np.asarray(ndtri(here))
 
 
 ONLY_LOOK = Look()
@@ -80,11 +87,10 @@ def nominal_levels(level: float, total: int) -> tuple[float, ...]:
     """
     if not 0 < level < 1 or total < 1:
         raise ValueError(f"no boundaries for level {level} over {total} looks")
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
     spent = [level * ((number + 1) / total) ** _POWER for number in range(total)]
     found = [spent[0]]
     end, step = -float(ndtri(spent[0])) / math.sqrt(total), 1 / math.sqrt(total)
-    at, mass = _density(nodes, weights, end, step, lambda s: np.exp(-0.5 * (s / step) ** 2) / step)
+    at, mass = _below(end, step, lambda s: np.exp(-0.5 * (s / step) ** 2) / step)
     for number in range(1, total):
         so_far = math.sqrt((number + 1) / total)
 
@@ -97,23 +103,22 @@ def nominal_levels(level: float, total: int) -> tuple[float, ...]:
         def flowing(s: Floats, at: Floats = at, mass: Floats = mass) -> Floats:
             return np.asarray(np.exp(-0.5 * ((s[:, None] - at) / step) ** 2) @ mass / step)
 
-        at, mass = _density(nodes, weights, end, so_far, flowing)
+        at, mass = _below(end, so_far, flowing)
     return tuple(found)
 
 
-def _density(
-    nodes: Floats, weights: Floats, end: float, deviation: float, flowing: Callable[[Floats], Floats]
-) -> tuple[Floats, Floats]:
-    """Where the sum may be that has crossed no boundary yet, up to `end`, and how much of it is there: [nodes] each."""
-    half = (end + _REACH * deviation) / 2
-    at = end + half * (nodes - 1)
-    return at, half * weights * flowing(at) / math.sqrt(2 * math.pi)
+def _below(end: float, deviation: float, flowing: Callable[[Floats], Floats]) -> tuple[Floats, Floats]:
+    """Where a sum may be that has crossed no boundary yet, up to `end`, and how much of it is there: [_NODES] each."""
+    at = np.linspace(-_REACH * deviation, end, _NODES)
+    weights = np.ones(_NODES)
+    weights[1:-1:2], weights[2:-1:2] = 4, 2
+    return at, weights * (at[1] - at[0]) / 3 * flowing(at) / math.sqrt(2 * math.pi)
 
 
 def _solve(falling: Callable[[float], float], value: float) -> float:
     """Where `falling` has this value, to the last digits that matter."""
     low, high = -_REACH, _REACH
-    for _ in range(50):
+    for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > value else (low, middle)
     return (low + high) / 2

@@ -49,15 +49,16 @@ def test_what_stays_below_all_boundaries_agrees_with_scipy(total: int) -> None:
 def test_a_chance_over_all_looks_is_the_level_at_which_this_one_would_be_beyond(look: Look) -> None:
     for level in (1e-7, 0.0011, 0.025, 0.31):
         here = nominal_levels(level, look.total)[look.number - 1]
-        assert look.chance(here) == pytest.approx(level, rel=0.02)
-        assert look.level(2 * level) == pytest.approx(2 * here)
-        assert look.chance_either(2 * here) == pytest.approx(min(1.0, 2 * level), rel=0.02)
+        assert look.chance(here) == pytest.approx(level, rel=2e-3)
+        assert look.level(2 * level) == pytest.approx(2 * here, rel=2e-3)
+        assert look.chance_either(2 * here) == pytest.approx(min(1.0, 2 * level), rel=2e-3)
 
 
 def test_chances_keep_their_order_and_stay_chances() -> None:
     found = [Look(1, 3).chance(p) for p in (0.0, 1e-300, 1e-12, 1e-4, 0.01, 0.2, 0.7, 1.0)]
     assert found == sorted(found)
-    assert (found[0], found[-1]) == (0.0, 1.0)
+    assert found[0] == pytest.approx(1e-9, rel=1e-6), "no p is called smaller than what boundaries were computed for"
+    assert found[-1] == 1.0
     assert all(later >= first for first, later in itertools.pairwise(found))
 
 
