@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -29,6 +29,7 @@ from kvtriage.records.study import supports_per_head
 from kvtriage.stages.ablate import ArmCost, cost_arm, design_arms
 from kvtriage.stages.arms import build_arm
 from kvtriage.stages.diagnose import cost_diagnose
+from kvtriage.stages.looking import deal_looks, likely_look
 from kvtriage.stages.measuring import shapes_to_time
 from kvtriage.stages.search import cost_search
 from kvtriage.units import format_seconds, format_tokens
@@ -70,16 +71,11 @@ def print_dry_run(
     start_s = None if unasked else time.perf_counter() - started
     if scales is None or sensitivities is None:
         say("which arms there are is known after diagnose; this is what there can be at most")
-        rows = [*_stages_before(subject, info), *_arms_at_most(subject, info)]
-    else:
-        rows = [
-            _Row(arm.name, arm.label, cost_arm(subject.plan, subject.items, arm.role))
-            if arm.same_as is None
-            else _Row(arm.name, f"{arm.label} (is {arm.same_as})", ArmCost(0, 0))
-            for arm in design_arms(subject.plan, scales, sensitivities, info)
-        ]
+    rows = _rows(subject, scales, sensitivities, info)
     speed = measure_speed(subject, engine) if speed is None else speed
     click.echo(_render(rows, speed))
+    if subject.plan.study.looks > 1:
+        click.echo(_render_looks(subject, scales, sensitivities, info, speed))
     if isinstance(engine, Serving):
         arms = _known_arms(subject, scales, sensitivities, info)
         click.echo(_render_servers(subject, engine, rows, speed, start_s, arms))
@@ -87,6 +83,38 @@ def print_dry_run(
             timed = [arm.name for arm in arms if arm.bound is None and arm.prefill_chunk is None]
             dialect = None if unasked else engine.dialect()
             say(f"{write_requests(requests, subject, arms, timed, dialect):,} requests are in {requests}")
+
+
+def _rows(
+    subject: Subject, scales: ScaleRecord | None, sensitivities: Sensitivities | None, info: EngineInfo
+) -> list[_Row]:
+    if scales is None or sensitivities is None:
+        return [*_stages_before(subject, info), *_arms_at_most(subject, info)]
+    return [
+        _Row(arm.name, arm.label, cost_arm(subject.plan, subject.items, arm.role))
+        if arm.same_as is None
+        else _Row(arm.name, f"{arm.label} (is {arm.same_as})", ArmCost(0, 0))
+        for arm in design_arms(subject.plan, scales, sensitivities, info)
+    ]
+
+
+def _render_looks(
+    subject: Subject, scales: ScaleRecord | None, sensitivities: Sensitivities | None, info: EngineInfo, speed: Speed
+) -> str:
+    """The total above is the dearest way it may go: to the last look. This is the cheapest, and a likely one."""
+    study = subject.plan.study
+    dealt, likely = deal_looks(subject.items, study.looks), likely_look(study)
+
+    def price(look: int) -> str:
+        items = tuple(item for batch in dealt[:look] for item in batch)
+        total = _total(_rows(replace(subject, items=items), scales, sensitivities, info))
+        tokens = format_tokens(total.read_tokens + total.decoded_tokens)
+        return f"{tokens} tokens, about {format_seconds(speed.seconds(total))}"
+
+    return (
+        f"{study.looks} looks: if the choice is clear at the first, {price(1)} in all; where drifts are half their "
+        f"margins it is about look {likely}, {price(likely)}; at most the total above"
+    )
 
 
 def _unasked_info(servers: Servers | None) -> EngineInfo:
@@ -137,8 +165,8 @@ def _render_servers(
     study, scored = subject.plan.study, len(subject.items)
     timed = sum(shape.batch for shape in shapes) + shapes[0].batch + len(study.request_rates) * study.requests_per_rate
     shown = {arm.name: engine.show(arm) for arm in arms}
-    # Arms of one command share a server: the bound is BF16's, rounded by the extension.
-    starts = len(set(shown.values()))
+    # Arms of one command share a server: the bound is BF16's, rounded by the extension. Every look starts them again.
+    starts = len(set(shown.values())) * study.looks
     seconds = sum(speed.seconds(row.cost) for row in rows) + starts * (start_s or 0.0)
     written = sum(item.continued > 0 for item in subject.items)
     long = f"; to BF16's {written} more, which write what all are to score" if written else ""
@@ -163,7 +191,7 @@ def _starts(start_s: float | None, count: int) -> str:
 
 
 def _render(rows: list[_Row], speed: Speed) -> str:
-    total = ArmCost(sum(row.cost.read_tokens for row in rows), sum(row.cost.decoded_tokens for row in rows))
+    total = _total(rows)
     name_width = max(len(row.name) for row in rows)
     label_width = max(len(row.label) for row in rows)
     return "\n".join(
@@ -172,6 +200,10 @@ def _render(rows: list[_Row], speed: Speed) -> str:
         + (f"  about {format_seconds(speed.seconds(row.cost))}" if row.cost.read_tokens else "")
         for row in (*rows, _Row("total", "", total))
     )
+
+
+def _total(rows: list[_Row]) -> ArmCost:
+    return ArmCost(sum(row.cost.read_tokens for row in rows), sum(row.cost.decoded_tokens for row in rows))
 
 
 def measure_speed(subject: Subject, engine: Engine) -> Speed:

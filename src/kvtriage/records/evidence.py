@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtriage.records.form import Part, Record
 
-__all__ = ["ArmRecord", "Conditions", "Evidence"]
+__all__ = ["ArmRecord", "Conditions", "Evidence", "Stop"]
 
 
 class Conditions(Part, frozen=True):
@@ -59,6 +59,19 @@ class ArmRecord(Part, frozen=True):
     """Another arm whose policy and scales are equal to the bit; its trials serve for both."""
 
 
+class Stop(Part, frozen=True):
+    """Where a study of several looks ended: it says how much of the error rate was spent."""
+
+    look: int
+    looks: int
+    items: int
+    """That every arm was asked."""
+    of_items: int
+    """That it would have been asked by the last look."""
+    why: str | None
+    """Why more items would not have helped; None where the last look came first."""
+
+
 class Evidence(Record, frozen=True):
     """evidence.json: the arms and conditions of trials.jsonl, written when all are in."""
 
@@ -69,3 +82,5 @@ class Evidence(Record, frozen=True):
     noise_floor_kl: float
     """Mean KL of BF16 against BF16 repeated with a chunked prefill, nats per token."""
     peak_bytes: int
+    stop: Stop | None = None
+    """None for a study that is read once, when all items are in."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from kvtriage.errors import CaseError, EngineError
 from kvtriage.records.evidence import ArmRecord, Evidence
 from kvtriage.records.trials import ScoreTrial, TimingTrial, Trial
+from kvtriage.stats import ONLY_LOOK, Look
 
 __all__ = [
     "AGREED",
@@ -31,6 +32,7 @@ __all__ = [
     "check_trials",
     "generated_spans",
     "kind_of",
+    "look_of",
     "sort_trials",
 ]
 
@@ -87,6 +89,8 @@ class Trials:
     arms: Mapping[str, ArmRecord]
     scores: Mapping[str, Mapping[Item, ScoreTrial]]
     timings: Mapping[str, tuple[TimingTrial, ...]]
+    look: Look = ONLY_LOOK
+    """At which look of the study these are all the trials: it says how sure an interval of the scores has to be."""
 
     def runner(self, arm: str) -> str:
         """The arm whose trials serve for `arm`: its own name, or the end of its `same_as`."""
@@ -160,7 +164,12 @@ def kind_of(trial: ScoreTrial) -> str:
     return "generation" if FIRST_DIVERGENCE.metric in trial.metrics else "text"
 
 
-def sort_trials(arms: Iterable[ArmRecord], trials: Iterable[Trial]) -> Trials:
+def look_of(evidence: Evidence) -> Look:
+    """The look that the evidence ended at."""
+    return ONLY_LOOK if evidence.stop is None else Look(evidence.stop.look, evidence.stop.looks)
+
+
+def sort_trials(arms: Iterable[ArmRecord], trials: Iterable[Trial], look: Look = ONLY_LOOK) -> Trials:
     """The trials by the arm that ran them, as they are; `check_trials` says whether to believe them."""
     scores: dict[str, dict[Item, ScoreTrial]] = {}
     timings: dict[str, list[TimingTrial]] = {}
@@ -172,7 +181,7 @@ def sort_trials(arms: Iterable[ArmRecord], trials: Iterable[Trial]) -> Trials:
                 timings.setdefault(trial.arm, []).append(trial)
             case _:
                 pass
-    return Trials({arm.name: arm for arm in arms}, scores, {name: tuple(rows) for name, rows in timings.items()})
+    return Trials({arm.name: arm for arm in arms}, scores, {name: tuple(rows) for name, rows in timings.items()}, look)
 
 
 def check_trials(evidence: Evidence, buckets: Iterable[int], trials: Sequence[Trial]) -> None:

@@ -49,6 +49,9 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Texts of each bucket that BF16 continues ..."""
     generated_tokens: int = 128
     """... by so many tokens, which every arm then reads."""
+    looks: int = 1
+    """How often the items so far are read by the rule, which stops the study as soon as the choice is clear. The error
+    rate is shared out among the looks. 1: once, when all are in."""
     calibration_items: int = 8
     calibration_tokens: int = 1024
     holdout_items: int = 2

@@ -26,6 +26,7 @@ _MOST: Mapping[str, int] = MappingProxyType(
         "recalls_per_bucket": 1_000,
         "generation_items": 10_000,
         "generated_tokens": 65_536,
+        "looks": 8,
         "calibration_items": 10_000,
         "holdout_items": 10_000,
         "probe_items": 1_000,
@@ -37,6 +38,8 @@ _MOST: Mapping[str, int] = MappingProxyType(
     }
 )
 """The largest counts: far beyond what any study needs, and small enough to prepare."""
+_FEWEST_A_LOOK = 8
+"""Texts of each bucket that a look adds: fewer do not tell the spread of drifts that lean to one side."""
 _MOST_ENTRIES = 64
 """Of a list: buckets, depths or contexts."""
 _MOST_ITEMS = 100_000
@@ -79,6 +82,11 @@ def _complaints(study: Study) -> Iterator[tuple[str, str]]:
             f"generation_items is {study.generation_items}, and a bucket has items_per_bucket = "
             f"{study.items_per_bucket} texts to continue",
             f"set generation_items = {study.items_per_bucket} or less, or raise items_per_bucket",
+        )
+    if study.looks > 1 and study.items_per_bucket < _FEWEST_A_LOOK * study.looks:
+        yield (
+            f"looks is {study.looks}, and {study.items_per_bucket} texts of a bucket are too few to be read so often",
+            f"give items_per_bucket = {_FEWEST_A_LOOK * study.looks} or more, or fewer looks",
         )
     if study.numerics not in NUMERICS:
         yield not_one_of("numerics", study.numerics, NUMERICS), did_you_mean(study.numerics, NUMERICS)

@@ -64,6 +64,7 @@ def conditions(view: CaseView) -> tuple[tuple[str, tuple[Fact, ...]], ...]:
                 Fact("read back", _READBACK.get(seen.readback, seen.readback)),
                 Fact("arithmetic", f"{seen.compute_dtype}; unquantised cache {seen.native_dtype}"),
                 Fact("cache memory", format_bytes(seen.memory_bytes)),
+                *_stop(view),
                 Fact("noise floor", f"KL {exact(view.evidence.noise_floor_kl)} nats per token"),
                 Fact(
                     "peak memory",
@@ -73,6 +74,14 @@ def conditions(view: CaseView) -> tuple[tuple[str, tuple[Fact, ...]], ...]:
         ),
         ("Records", tuple(_records(view))),
     )
+
+
+def _stop(view: CaseView) -> Iterator[Fact]:
+    """Nothing for a study that is read once."""
+    stop = view.evidence.stop
+    if stop is not None:
+        items = f"look {stop.look} of {stop.looks}, after {stop.items:,} of {stop.of_items:,} items"
+        yield Fact("stopped at", items if stop.why is None else f"{items}: {stop.why}")
 
 
 def _of_top(seen: Conditions) -> str:

@@ -85,9 +85,10 @@ def drifts(view: CaseView, metric: Metric, arms: tuple[ArmRecord, ...], bucket: 
 
 def drift_of(view: CaseView, metric: Metric, arm: ArmRecord, bucket: int | None) -> Drift | None:
     """None where no item could be scored. Answers found get Wilson's interval."""
-    values, confidence = view.pairs.drift(metric.measure, arm.name, bucket).values, view.plan.study.rule.confidence
+    values = view.pairs.drift(metric.measure, arm.name, bucket).values
     if not values:
         return None
+    confidence = view.pairs.look.confidence(view.plan.study.rule.confidence)
     if metric.measure == NEEDLE_HIT:
         interval = share_interval(round(sum(values)), len(values), confidence)
     else:

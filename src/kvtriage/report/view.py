@@ -9,7 +9,7 @@ from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.evidence import ArmRecord, Evidence
 from kvtriage.records.frontier import Frontier
-from kvtriage.records.pairing import Trials, sort_trials
+from kvtriage.records.pairing import Trials, look_of, sort_trials
 from kvtriage.records.plan import Plan
 from kvtriage.records.scales import ScaleRecord
 from kvtriage.records.sensitivities import Sensitivities
@@ -54,7 +54,7 @@ class CaseView:
     @cached_property
     def pairs(self) -> Trials:
         """The trials by arm and item, as the verdict read them."""
-        return sort_trials(self.evidence.arms, self.trials)
+        return sort_trials(self.evidence.arms, self.trials, look_of(self.evidence))
 
     @cached_property
     def timings(self) -> tuple[TimingTrial, ...]:

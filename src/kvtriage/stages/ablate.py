@@ -1,6 +1,6 @@
 """ablate: every arm on the same items under the same conditions, one axis changed at a time.
 
-In which order is `orders`. Every trial goes out as soon as it is known.
+In which order is `orders`, and when it may stop is `looking`. Every trial goes out as soon as it is known.
 """
 
 from __future__ import annotations
@@ -8,20 +8,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
 from kvtriage import __version__
 from kvtriage.engines.base import Arm, Engine, EngineInfo, Session, TakesLoad
-from kvtriage.records.evidence import Conditions, Evidence
-from kvtriage.records.pairing import BASELINE
+from kvtriage.records.evidence import Conditions, Evidence, Stop
+from kvtriage.records.pairing import BASELINE, Item
 from kvtriage.records.plan import Plan
 from kvtriage.records.scales import ScaleRecord
 from kvtriage.records.sensitivities import Sensitivities
 from kvtriage.records.trials import Trial
 from kvtriage.stages import Reporter
 from kvtriage.stages.arms import build_arm, check_applied, design_arms
+from kvtriage.stages.examine import examine
 from kvtriage.stages.loading import no_load
+from kvtriage.stages.looking import check_nothing_beyond, deal_looks, key_of, trials_until, why_stop
 from kvtriage.stages.measuring import (
     TIMED_ROLES,
     WARM_UP_TOKENS,
@@ -146,21 +149,41 @@ def ablate(
         check_applied(arm, session.applied(), info, engine.spec)
 
     timed = [own[record.name] for record in arms if record.name in own and record.role in TIMED_ROLES]
-    if engine.one_arm_at_a_time:
-        arm_by_arm(run, items, split, list(own.values()), timed, check)
-    else:
-        item_by_item(run, items, split, list(own.values()), timed, check, across or in_turn)
-    run.check_engaged(arms)
-    return Evidence(
-        kvtriage_version=__version__,
-        inputs=dict(inputs),
-        arms=arms,
-        conditions=conditions,
-        conditions_hash=run.conditions,
-        trials=len(run.trials),
-        noise_floor_kl=run.mean_kl("bf16_repeat"),
-        peak_bytes=0,
-    )
+    looks, asked = deal_looks(items, plan.study.looks), set[Item]()
+    for number, batch in enumerate(looks, start=1):
+        asked |= {key_of(item) for item in batch}
+        run.report = report if len(looks) == 1 else partial(_tell, report, f"look {number} of {len(looks)}, ")
+        # Times are taken at the first look: no part of the error rate is spent on them.
+        to_time = timed if number == 1 else []
+        if engine.one_arm_at_a_time:
+            arm_by_arm(run, batch, split, list(own.values()), to_time, check)
+        else:
+            item_by_item(run, batch, split, list(own.values()), to_time, check, across or in_turn)
+        run.check_engaged(arms)
+        stop = Stop(look=number, looks=len(looks), items=len(asked), of_items=len(items), why=None)
+        evidence = Evidence(
+            kvtriage_version=__version__,
+            inputs=dict(inputs),
+            arms=arms,
+            conditions=conditions,
+            conditions_hash=run.conditions,
+            trials=len(run.trials),
+            noise_floor_kl=run.mean_kl("bf16_repeat"),
+            peak_bytes=0,
+            stop=None if len(looks) == 1 else stop,
+        )
+        if number == len(looks):
+            break
+        so_far = trials_until(run.trials, asked)
+        why = why_stop(examine(plan, scales, sensitivities, evidence, so_far, None))
+        if why is not None:
+            check_nothing_beyond(run.trials, so_far, number)
+            return msgspec.structs.replace(evidence, stop=msgspec.structs.replace(stop, why=why))
+    return evidence
+
+
+def _tell(report: Reporter, where: str, what: str, done: int, total: int) -> None:
+    report(where + what, done, total)
 
 
 def _sha256(data: bytes) -> str:

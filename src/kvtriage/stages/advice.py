@@ -153,8 +153,21 @@ def how_sure(found: Findings) -> str:
     items = f", {min(counts)} to {max(counts)} items a cell" if counts else ""
     floor = found.trials.noise(KL)
     noise = "" if floor is None else f"; BF16 repeated differs from itself by {format_nats(floor)}"
-    sure = f"Intervals are {100 * rule.confidence:g} %, paired by item{items}{noise}."
+    sure = f"Intervals are {100 * rule.confidence:g} %, paired by item{items}{noise}.{_looks(found)}"
     return " ".join(filter(None, (sure, _harm(found), _what_would_change(found))))
+
+
+def _looks(found: Findings) -> str:
+    """Where a study of several looks stopped; '' for one that is read once."""
+    stop, confidence = found.evidence.stop, found.plan.study.rule.confidence
+    if stop is None:
+        return ""
+    ended = f"stopped at look {stop.look} of {stop.looks}" if stop.why else f"went through all {stop.looks} looks"
+    drawn = 100 * found.trials.look.confidence(confidence)
+    return (
+        f" The study {ended}, after {stop.items:,} of {stop.of_items:,} items: intervals are drawn at {drawn:.1f} %, "
+        f"so that those of all looks hold together at {100 * confidence:g} %."
+    )
 
 
 def _harm(found: Findings) -> str:

@@ -130,7 +130,7 @@ def _beyond(trials: Trials, arm: str, reference: str, times: float, least: float
     """arm − times · reference against `least`, both moved so that the value is the mean of arm − reference."""
     excess = trials.paired(KL.metric, arm, reference, KL.keeps(None))
     contrast = trials.paired(KL.metric, arm, reference, KL.keeps(None), times)
-    read = read_paired(contrast, least, rule)
+    read = read_paired(contrast, least, rule, look=trials.look)
     if read.value is None:
         return read
     mean = math.fsum(excess.values) / len(excess.values)

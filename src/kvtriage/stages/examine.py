@@ -14,7 +14,7 @@ from kvtriage.kvcache.price import price_policy
 from kvtriage.records.evidence import ArmRecord, Evidence
 from kvtriage.records.imported import Imported, check_imported
 from kvtriage.records.latency import traffic
-from kvtriage.records.pairing import BASELINE, Trials, check_trials, sort_trials
+from kvtriage.records.pairing import BASELINE, Trials, check_trials, look_of, sort_trials
 from kvtriage.records.plan import Plan
 from kvtriage.records.scales import ScaleRecord
 from kvtriage.records.sensitivities import Sensitivities
@@ -54,7 +54,7 @@ def examine(
     """
     check_trials(evidence, plan.study.buckets, trials)
     check_imported(imports, evidence.arms)
-    paired, rule = sort_trials(evidence.arms, trials), plan.study.rule
+    paired, rule = sort_trials(evidence.arms, trials, look_of(evidence)), plan.study.rule
     rungs = order(
         _rung(plan, paired, arm, imports)
         for arm in evidence.arms

@@ -81,6 +81,7 @@ def _guards(found: Findings) -> Iterator[str]:
     yield f"  conditions  {found.evidence.trials} trials, one hash: {found.evidence.conditions_hash[:16]}"
     items = len(trials.scores_of(BASELINE))
     yield f"  items       {items} asked of BF16, and of every other arm in the same form or not at all"
+    yield from _stop(found)
     floors = [
         f"{name} {form(floor)}"
         for name, measure, form in (
@@ -97,6 +98,21 @@ def _guards(found: Findings) -> Iterator[str]:
         else ("  noise       BF16 was not repeated: nothing is known of the noise floor")
     )
     yield from _table(found.baseline)
+
+
+def _stop(found: Findings) -> Iterator[str]:
+    stop, confidence = found.evidence.stop, found.plan.study.rule.confidence
+    if stop is None:
+        return
+    look = found.trials.look
+    yield (
+        f"  looks       look {stop.look} of {stop.looks}, after {stop.items:,} of {stop.of_items:,} items: "
+        f"{stop.why or 'the last'}"
+    )
+    yield (
+        f"  error rate  an interval here is drawn at {100 * look.confidence(confidence):.2f} %, and a p is one over "
+        "all looks"
+    )
 
 
 def _title(found: Findings, rung: Rung) -> str:

@@ -35,7 +35,7 @@ from kvtriage.records.verdict import Reason
 from kvtriage.stages.cells import Cell, quality_cells
 from kvtriage.stages.reading import CANNOT_TELL, INSIDE_NOISE, MET, UNMET, Reading, read_paired
 from kvtriage.stages.wording import format_against, format_chance, format_interval, format_nats, format_share
-from kvtriage.stats import holm, items_needed, losses_shown, mcnemar, paired_interval, share_interval
+from kvtriage.stats import Look, holm, items_needed, losses_shown, mcnemar, paired_interval, share_interval
 
 __all__ = ["QUALITY", "baseline_clauses", "quality_clauses"]
 
@@ -52,9 +52,8 @@ class _Found:
     asked: int
     """Items that both were asked."""
 
-    @property
-    def chance(self) -> float:
-        return mcnemar(self.lost, self.won)
+    def chance(self, look: Look) -> float:
+        return look.chance_either(mcnemar(self.lost, self.won))
 
 
 def quality_clauses(trials: Trials, arms: Sequence[str], buckets: Iterable[int], rule: Rule) -> tuple[Reason, ...]:
@@ -63,9 +62,9 @@ def quality_clauses(trials: Trials, arms: Sequence[str], buckets: Iterable[int],
     found = [_Found(arm, *sides) for arm in arms if (sides := trials.changed_sides(arm))[2]]
     readings = _corrected(trials, cells, rule)
     by_cell = dict(zip(cells, readings, strict=True))
-    harms = _harms(by_cell, found, rule)
+    harms = _harms(by_cell, found, rule, trials.look)
     reasons = [_reason(trials, cell, replace(read, p_harm=harms.get(cell)), rule) for cell, read in by_cell.items()]
-    reasons += [_found_reason(entry, harms[entry], len(harms), rule) for entry in found]
+    reasons += [_found_reason(entry, harms[entry], len(harms), rule, trials.look) for entry in found]
     return tuple(sorted(reasons, key=lambda reason: arms.index(reason.arm)))
 
 
@@ -74,7 +73,7 @@ def baseline_clauses(trials: Trials, buckets: Iterable[int], rule: Rule) -> tupl
     reasons = []
     for bucket in sorted(buckets):
         own = trials.paired(NLL.metric, BASELINE, None, NLL.keeps(bucket))
-        read = replace(read_paired(own, rule.baseline_nll_ceiling, rule), detectable=None)
+        read = replace(read_paired(own, rule.baseline_nll_ceiling, rule, look=trials.look), detectable=None)
         if read.value is None:
             continue
         value = format_interval(read.value, read.low, read.high, format_nats)
@@ -82,7 +81,7 @@ def baseline_clauses(trials: Trials, buckets: Iterable[int], rule: Rule) -> tupl
         reasons.append(read.reason("baseline", BASELINE, f"bucket {bucket}", text))
     hits = trials.drift(NEEDLE_HIT, BASELINE).values
     if hits and rule.baseline_found_floor > 0:
-        share = share_interval(round(sum(hits)), len(hits), rule.confidence)
+        share = share_interval(round(sum(hits)), len(hits), trials.look.confidence(rule.confidence))
         floor = rule.baseline_found_floor
         reasons.append(
             Reason(
@@ -114,7 +113,7 @@ def _corrected(trials: Trials, cells: Sequence[Cell], rule: Rule) -> list[Readin
     }
     drifts = [trials.drift(cell.measure, cell.arm, cell.bucket) for cell in cells]
     alone = [
-        read_paired(drift, margins[cell.clause], rule, trials.noise(cell.measure, cell.bucket))
+        read_paired(drift, margins[cell.clause], rule, trials.noise(cell.measure, cell.bucket), trials.look)
         for cell, drift in zip(cells, drifts, strict=True)
     ]
     scored = {index: p for index, read in enumerate(alone) if (p := read.p_beyond) is not None}
@@ -123,7 +122,7 @@ def _corrected(trials: Trials, cells: Sequence[Cell], rule: Rule) -> list[Readin
     for index, (drift, read) in enumerate(zip(drifts, alone, strict=True)):
         among = replace(read, p_beyond=p_of.get(index), false_alarms=1 - rule.confidence)
         if among.beyond_alone:
-            strict = 1 - 2 * (1 - rule.confidence) * scored[index] / p_of[index]
+            strict = trials.look.confidence(1 - 2 * (1 - rule.confidence) * scored[index] / p_of[index])
             needed = items_needed(paired_interval(drift.values, strict), read.threshold, rule.power)
             among = replace(among, items_needed=needed)
         found.append(among)
@@ -134,12 +133,14 @@ def _adjust(chances: Sequence[float], rule: Rule) -> Sequence[float]:
     return holm(chances) if rule.correction == "holm" else chances
 
 
-def _harms(readings: Mapping[Cell, Reading], found: Sequence[_Found], rule: Rule) -> dict[Cell | _Found, float]:
+def _harms(
+    readings: Mapping[Cell, Reading], found: Sequence[_Found], rule: Rule, look: Look
+) -> dict[Cell | _Found, float]:
     """Two-sided p of a difference from BF16, corrected, of every cell that may go either way."""
     chances: dict[Cell | _Found, float] = {
         cell: read.p_other for cell, read in readings.items() if cell.quality.above_bf16 and read.p_other is not None
     }
-    chances |= {entry: entry.chance for entry in found}
+    chances |= {entry: entry.chance(look) for entry in found}
     return dict(zip(chances, _adjust(tuple(chances.values()), rule), strict=True))
 
 
@@ -155,7 +156,7 @@ def _reason(trials: Trials, cell: Cell, read: Reading, rule: Rule) -> Reason:
         text += INSIDE_NOISE if read.inside_noise else _harm_words(read, rule)
         text += _doubt_words(read, form)
     if cell.clause == "needle":
-        text += "; " + _hits(trials, cell, rule.confidence)
+        text += "; " + _hits(trials, cell, trials.look.confidence(rule.confidence))
     if cell.clause == "generated":
         text += _alike(trials, cell)
     return read.reason(cell.clause, cell.arm, cell.name, text)
@@ -180,12 +181,13 @@ def _doubt_words(read: Reading, form: Callable[[float], str]) -> str:
     return f"{alone}; with {read.items} items only {form(read.detectable)} off the margin would show{needed}"
 
 
-def _found_reason(found: _Found, chance: float, family: int, rule: Rule) -> Reason:
+def _found_reason(found: _Found, chance: float, family: int, rule: Rule, look: Look) -> Reason:
     """`chance` is McNemar's p, corrected for the `family` of tests it was one of."""
     level = 1 - rule.confidence
     harmed = chance <= level and found.lost > found.won
     shown = "a loss is shown" if harmed else "no loss is shown"
-    least = losses_shown(level / family if rule.correction == "holm" else level)
+    alone = level / family if rule.correction == "holm" else level
+    least = losses_shown(look.level(alone))
     too_few = not harmed and found.asked < least
     power = "" if harmed else f"; {least} lost and none won would show one"
     if too_few:

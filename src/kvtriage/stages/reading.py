@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from kvtriage.records.pairing import Paired
 from kvtriage.records.rule import Rule
 from kvtriage.records.verdict import Reason
-from kvtriage.stats import Interval, chance_of_more, chance_of_other, detectable, items_needed, paired_interval
+from kvtriage.stats import (
+    ONLY_LOOK,
+    Interval,
+    Look,
+    chance_of_more,
+    chance_of_other,
+    detectable,
+    items_needed,
+    paired_interval,
+)
 
 __all__ = ["CANNOT_TELL", "INSIDE_NOISE", "MET", "UNMET", "Reading", "certain", "read_paired", "worst"]
 
@@ -84,11 +93,13 @@ class Reading:
         )
 
 
-def read_paired(paired: Paired, threshold: float, rule: Rule, noise: float | None = None) -> Reading:
+def read_paired(
+    paired: Paired, threshold: float, rule: Rule, noise: float | None = None, look: Look = ONLY_LOOK
+) -> Reading:
     """The mean of one value per item against `threshold`, by itself: no other cell speaks yet."""
     if not paired.values:
         return Reading(threshold, unscored=paired.unscored, noise=noise)
-    interval = paired_interval(paired.values, rule.confidence)
+    interval = paired_interval(paired.values, look.confidence(rule.confidence))
     return Reading(
         threshold,
         interval.mean,
@@ -99,8 +110,8 @@ def read_paired(paired: Paired, threshold: float, rule: Rule, noise: float | Non
         items_needed(interval, threshold, rule.power),
         detectable(interval, rule.power),
         noise,
-        chance_of_more(interval, threshold),
-        chance_of_other(interval),
+        look.chance(chance_of_more(interval, threshold)),
+        look.chance_either(chance_of_other(interval)),
     )
 
 

@@ -12,7 +12,8 @@ import pytest
 from kvtriage.cli.dry_run import print_dry_run
 from kvtriage.cli.subject import Subject
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.stages.ablate import design_arms
+from kvtriage.stages.ablate import cost_arm, design_arms
+from kvtriage.stages.looking import deal_looks
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, uniform
 
 _ROLES = {
@@ -69,3 +70,26 @@ def test_once_the_arms_are_known_each_has_its_row(capsys: pytest.CaptureFixture[
     for name, other in shared.items():
         assert rows[name][0] == 0
         assert rows[name][1].endswith(f"(is {other})")
+
+
+def test_a_study_of_several_looks_has_a_least_and_a_likely_price(capsys: pytest.CaptureFixture[str]) -> None:
+    case = FakeCase(spec=uniform(), study=msgspec.structs.replace(STUDY, items_per_bucket=24, looks=3))
+    print_dry_run(subject_of(case), case.engine, case.calibrate(), case.diagnose())
+    text = capsys.readouterr().out
+    found = re.search(r"3 looks: .* first, ([\d,]+) tokens.* about look (\d), ([\d,]+) tokens", text)
+    assert found is not None
+    first, likely = (int(found[number].replace(",", "")) for number in (1, 3))
+    evidence, _ = case.ablate()
+    arms = [arm for arm in evidence.arms if arm.same_as is None]
+    costs = [cost_arm(case.plan, [i for look in deal_looks(case.items, 3)[:1] for i in look], arm.role) for arm in arms]
+    assert first == sum(cost.read_tokens + cost.decoded_tokens for cost in costs)
+    assert evidence.stop is not None
+    assert evidence.stop.look == 1
+    assert found[2] == "2"
+    assert first < likely < printed(text)["total"][0]
+
+
+def test_a_study_of_one_look_says_nothing_of_looks(capsys: pytest.CaptureFixture[str]) -> None:
+    case = FakeCase(spec=uniform())
+    print_dry_run(subject_of(case), case.engine, case.calibrate(), case.diagnose())
+    assert "look" not in capsys.readouterr().out

@@ -84,7 +84,9 @@ class FakeCase:
             calibration=_items("calibration", 2, 64),
             holdout=_items("holdout", 1, 64),
             probe=_items("probe", 2, 64),
-            evaluation=_items("evaluation", 3, 64) + _items("evaluation", 3, 128),
+            evaluation=tuple(
+                item for bucket in (64, 128) for item in _items("evaluation", self.study.items_per_bucket, bucket)
+            ),
         )
 
     @property

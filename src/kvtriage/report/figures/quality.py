@@ -46,7 +46,7 @@ def draw_quality(view: CaseView) -> Figure | Absent:
         note=f"Mean and {confidence:.0%} interval over items, paired with BF16 item by item: Student's, widened where "
         "the studentised bootstrap reaches further; Wilson's for answers found. A dashed line is the margin of the "
         "rule, noise is how far BF16 repeated is from BF16 in its noisiest bucket; an arrow points to what lies beyond "
-        "the axis.",
+        f"the axis.{_looks(view)}",
         panels=tuple(panels),
         table=Table.of(TABLE_HEADING, rows, words=3),
         facts={
@@ -128,6 +128,13 @@ def _margin(rule: Rule, metric: Metric) -> float | None:
     """None for a count and for what no clause reads."""
     margins = {KL: rule.kl_margin, NLL: rule.nll_margin, TOP1: rule.top1_margin, NEEDLE_NLL: rule.needle_margin}
     return rule.kl_margin if metric.measure.kind == GENERATED_KL.kind else margins.get(metric.measure)
+
+
+def _looks(view: CaseView) -> str:
+    looks = view.pairs.look.total
+    return (
+        "" if looks == 1 else f" The intervals are as wide as it takes for those of all {looks} looks to hold together."
+    )
 
 
 def _answer(view: CaseView) -> str:
