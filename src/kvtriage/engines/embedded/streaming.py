@@ -1,9 +1,9 @@
 """A model larger than memory: its decoder layers are read from disk one at a time.
 
 A batch of texts goes through the layers together: a layer is read, each text passes through it, and it is
-forgotten. In memory are one layer in float32, always at the same place, the hidden states of the batch, and what one text needs inside
-a layer. Of an embedding only the rows that the batch uses are read, and of the head nothing. Every text is
-computed by itself, as it is by a model in memory, so the results are the same bits.
+forgotten. In memory are one layer in float32, each at the place of the one before, the hidden states of the batch,
+and what one text needs inside a layer. Of an embedding only the rows that the batch uses are read, and of the head
+nothing. Every text is computed by itself, as it is by a model in memory, so the results are the same bits.
 """
 
 from __future__ import annotations
