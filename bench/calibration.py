@@ -1,189 +1,209 @@
-"""Calibration with layers streamed from disk against calibration in memory: CPU time, peak memory, and the same bits.
+"""What scales cost: in memory, with layers streamed from disk, and by llm-compressor, on the same model and token ids.
 
-    python bench/calibration.py [--weights-gib 0.9] [--bound 1150MiB] [--texts 2] [--tokens 128] [--json FILE]
+    python bench/calibration.py [--model demo:smollm2-135m] [--texts 4] [--tokens 256] [--rounds 3] [--threads 1]
+                                [--ids FILE] [--larger 0.9] [--bound 1150MiB] [--json FILE]
 
-A Llama-like checkpoint of random BF16 weights is written, larger than the bound. Each way runs in a process of its own,
-from import to scales. Exit 1 when the streamed scales differ from those in memory, or when the process exceeds
-the bound. --only-streamed leaves out the way that needs memory for all weights in float32.
+Every way runs in a process of its own, from import to the checkpoint with one scale per head; a round is one run of
+each, and the way that begins changes with the round. llm-compressor is run by the Python that the environment
+variable KVTRIAGE_LLMCOMPRESSOR_PYTHON names, and left out, visibly, without it. Its scales are for K and V alone.
+Token ids are random, or those of --ids: [texts][tokens] as JSON.
+
+Then a checkpoint of --larger GiB, larger than --bound, is calibrated within that bound; 0 leaves it out. Exit 1 when
+the streamed scales differ from those in memory, or when the bound is exceeded.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import random
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-import transformers
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, models
 
-from kvtriage.cli.terminal import peak_memory_bytes
-from kvtriage.engines.base import Engine
-from kvtriage.engines.embedded.bounded import open_bounded_engine
-from kvtriage.engines.embedded.engine import open_engine
-from kvtriage.files import sha256_bytes
-from kvtriage.fp8.scales import fit_scales
-from kvtriage.kvcache.policy import Scaling
-from kvtriage.kvcache.readers import read_cache_spec
-from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.units import format_bytes, format_seconds, parse_bytes
+from kvtriage.checkpoints.stored_scales import load_held_scales
+from kvtriage.cli.sources import resolve_model
+from kvtriage.cli.terminal import open_progress
+from kvtriage.units import MIB, format_bytes, format_seconds, parse_bytes
 
-HIDDEN, INNER, VOCABULARY, HEADS, KV_HEADS, HEAD_DIM = 2_048, 5_632, 8_192, 16, 4, 128
-LAYER_SHAPES = {
-    "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
-    "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
-    "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
-    "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
-    "mlp.gate_proj": (INNER, HIDDEN),
-    "mlp.up_proj": (INNER, HIDDEN),
-    "mlp.down_proj": (HIDDEN, INNER),
-    "input_layernorm": (HIDDEN,),
-    "post_attention_layernorm": (HIDDEN,),
-}
+HERE = Path(__file__).parent
+PEER = "KVTRIAGE_LLMCOMPRESSOR_PYTHON"
+BOUND = "1150MiB"
+ROOM = 600 * MIB
+"""To stream a small model in; it takes what it needs of it."""
+Scales = dict[tuple[int, str], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
-class Measured:
-    way: str
+class Way:
+    name: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Of one process. Bytes written are those of files that are not links to the model's own."""
+
     wall_s: float
     cpu_s: float
     peak_bytes: int
-    scales: str
-    """SHA-256 of the per-head scales."""
+    written_bytes: int
+    scales: Scales
+
+    def in_words(self) -> str:
+        return (
+            f"{format_seconds(self.wall_s)}, {self.cpu_s:.1f} CPU s, peak {format_bytes(self.peak_bytes)}, "
+            f"{format_bytes(self.written_bytes)} written"
+        )
 
 
-def write_checkpoint(folder: Path, weights_bytes: int) -> int:
-    """Random BF16 weights of about so many bytes, one file for each layer. Returns the bytes written."""
-    layer_bytes = 2 * sum(int(np.prod(shape)) for shape in LAYER_SHAPES.values())
-    layers = max(1, weights_bytes // layer_bytes)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
-        "num_hidden_layers": layers,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": 4_096,
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "dtype": "bfloat16",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    generator = torch.Generator().manual_seed(0)
-    weight_map: dict[str, str] = {}
-    ends = dict.fromkeys(("model.embed_tokens", "lm_head"), (VOCABULARY, HIDDEN)) | {"model.norm": (HIDDEN,)}
-    for index in range(layers + 1):
-        shapes = ends if index == layers else {f"model.layers.{index}.{name}": s for name, s in LAYER_SHAPES.items()}
-        tensors = {f"{name}.weight": _drawn(shape, generator) for name, shape in shapes.items()}
-        file = f"model-{index:05}.safetensors"
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(tensors, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    words = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
-    tokenizer: Any = transformers.PreTrainedTokenizerFast
-    tokenizer(tokenizer_object=words).save_pretrained(folder)
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+def ours(name: str, *more: str) -> Way:
+    return Way(name, (sys.executable, str(HERE / "calibration_ours.py"), *more))
 
 
-def _drawn(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Norms of 1; matrices that keep the size of what passes."""
-    if len(shape) == 1:
-        return torch.ones(shape, dtype=torch.bfloat16)
-    drawn: torch.Tensor = torch.randn(shape, generator=generator) * shape[1] ** -0.5
-    return drawn.to(torch.bfloat16)
+def run(way: Way, folder: Path, ids: Path, threads: int) -> Taken:
+    """In a process of its own. Raises SystemExit with the end of what it said where it fails."""
+    with tempfile.TemporaryDirectory(prefix="kvtriage-bench-", dir=ids.parent) as name:
+        out = Path(name) / "checkpoint"
+        words = [*way.words, str(folder), str(ids), str(out), "--threads", str(threads)]
+        environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)}
+        start = time.perf_counter()
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+        wall_s = time.perf_counter() - start
+        if done.returncode:
+            sys.exit(f"{way.name} failed: {done.stderr.strip()[-500:]}")
+        said = json.loads(done.stdout.splitlines()[-1])
+        taken = Taken(wall_s, said["cpu_s"], said["peak_bytes"], own_bytes(out), scales_of(out))
+    print(f"{way.name}: {taken.in_words()}", flush=True)
+    return taken
 
 
-def open_way(folder: Path, spec: CacheSpec, bound_bytes: int | None, threads: int) -> AbstractContextManager[Engine]:
-    if bound_bytes is None:
-        return open_engine(folder, spec, numerics="storage", device="cpu", threads=threads)
-    return open_bounded_engine(folder, spec, bound_bytes=bound_bytes, device="cpu", threads=threads)
+def own_bytes(folder: Path) -> int:
+    files = [file.lstat() for file in folder.iterdir() if not file.is_symlink()]
+    return sum(file.st_size for file in files if file.st_nlink == 1)
 
 
-def calibrate_here(folder: Path, bound_bytes: int | None, texts: int, tokens: int, threads: int) -> Measured:
-    """In this process, which does nothing else."""
-    start = time.perf_counter()
-    spec = read_cache_spec(json.loads((folder / "config.json").read_bytes()))
-    generator = torch.Generator().manual_seed(1)
-    prompts = torch.randint(0, VOCABULARY, (texts, tokens), generator=generator).tolist()
-    with open_way(folder, spec, bound_bytes, threads) as engine:
-        stats = engine.observe(prompts, (0,), lambda _done, _total: None)
-    layers = fit_scales(stats, spec, Scaling.PER_HEAD).layers
-    return Measured(
-        "in memory" if bound_bytes is None else "streamed",
-        time.perf_counter() - start,
-        time.process_time(),
-        peak_memory_bytes(),
-        sha256_bytes(json.dumps([asdict(layer) for layer in layers]).encode()),
-    )
+def scales_of(folder: Path) -> Scales:
+    return {(one.layer_idx, one.tensor): one.values or () for one in load_held_scales(folder).scales}
 
 
-def calibrate_there(folder: Path, bound_bytes: int | None, options: argparse.Namespace) -> Measured:
-    """In a process of its own."""
-    words = [sys.executable, __file__, "--here", str(folder), "--texts", str(options.texts)]
-    words += ["--tokens", str(options.tokens), "--threads", str(options.threads)]
-    words += [] if bound_bytes is None else ["--bound", str(bound_bytes)]
-    done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
-    found = Measured(**json.loads(done.stdout))
-    print(
-        f"{found.way}: {format_seconds(found.wall_s)}, {found.cpu_s:.1f} CPU s, peak {format_bytes(found.peak_bytes)}",
-        flush=True,
-    )
-    return found
+def last_places(own: Scales, other: Scales, bits: int) -> float:
+    """The largest difference of K's and V's scales, in last places of the other's if it has `bits` significant bits."""
+    keys = [key for key in own if key[1] != "q"]
+    mine = np.concatenate([own[key] for key in keys])
+    theirs = np.concatenate([other[key] for key in keys])
+    place = 2.0 ** (np.floor(np.log2(theirs)) - bits + 1)
+    return float(np.max(np.abs(mine - theirs) / place))
 
 
-def compare(options: argparse.Namespace) -> int:
-    bound = parse_bytes(options.bound or "1150MiB")
-    with tempfile.TemporaryDirectory(prefix="kvtriage-bench-") as name:
-        folder = Path(name)
-        written = write_checkpoint(folder, int(options.weights_gib * 2**30))
-        print(f"weights: {format_bytes(written)} on disk, {format_bytes(2 * written)} in float32", flush=True)
-        streamed = calibrate_there(folder, bound, options)
-        in_memory = None if options.only_streamed else calibrate_there(folder, None, options)
-    rows = [{"what": "peak memory of streamed calibration / its bound", "ratios": [streamed.peak_bytes / bound]}]
-    failed = streamed.peak_bytes > bound
-    if in_memory is not None:
-        failed = failed or streamed.scales != in_memory.scales
-        print("the scales are the same bits" if streamed.scales == in_memory.scales else "the scales DIFFER")
-        rows += [
-            {"what": "CPU time, streamed / in memory", "ratios": [streamed.cpu_s / in_memory.cpu_s]},
-            {"what": "peak memory, streamed / in memory", "ratios": [streamed.peak_bytes / in_memory.peak_bytes]},
-        ]
-    for row in rows:
-        print(f"{row['what']}: {row['ratios'][0]:.3f}")
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    return int(failed)
+def write_ids(model: Path, options: argparse.Namespace, file: Path) -> None:
+    if options.ids is not None:
+        file.write_bytes(options.ids.read_bytes())
+        return
+    config = json.loads((model / "config.json").read_bytes())
+    words = config.get("text_config", config)["vocab_size"]
+    drawn = random.Random(1)
+    file.write_text(json.dumps([[drawn.randrange(words) for _ in range(options.tokens)] for _ in range(options.texts)]))
+
+
+def compare(options: argparse.Namespace, scratch: Path) -> tuple[list[dict[str, object]], bool]:
+    """Rows of the ways on one model, and whether streamed scales are those in memory."""
+    with open_progress() as progress:
+        model = resolve_model(options.model, progress)
+    ids = scratch / "ids.json"
+    write_ids(model, options, ids)
+    peer = os.environ.get(PEER)
+    ways = [ours("in memory"), ours("streamed", "--bound", str(ROOM))]
+    if peer is not None:
+        words = (peer, str(HERE / "calibration_peer.py"), "--dtype", options.peer_dtype)
+        ways.append(Way("llm-compressor", (*words, "--pipeline", options.peer_pipeline)))
+    taken: dict[str, list[Taken]] = {way.name: [] for way in ways}
+    for number in range(options.rounds):
+        first = number % len(ways)
+        for way in (*ways[first:], *ways[:first]):
+            taken[way.name].append(run(way, model, ids, options.threads))
+    memory, streamed = taken["in memory"], taken["streamed"]
+    rows = ratios(f"{options.model}, streamed / in memory", streamed, memory)
+    if peer is None:
+        rows.append({"what": f"{options.model}, kvtriage / llm-compressor", "missing": f"{PEER} is not set"})
+    else:
+        theirs = taken["llm-compressor"]
+        rows += ratios(f"{options.model}, in memory / llm-compressor", memory, theirs, "at most 0.2", "at most 0.5")
+        rows += ratios(f"{options.model}, streamed / llm-compressor", streamed, theirs, "at most 0.2", "at most 0.5")
+        written = [own.written_bytes / other.written_bytes for own, other in zip(streamed, theirs, strict=True)]
+        rows.append(row(f"{options.model}, bytes written / llm-compressor's", written))
+        for name, bits, target in (("BF16", 8, "at most 1"), ("float32", 24, "")):
+            off = [last_places(own.scales, other.scales, bits) for own, other in zip(streamed, theirs, strict=True)]
+            rows.append(row(f"{options.model}, scales, largest difference in {name}'s last places", off, target))
+    return rows, all(one.scales == memory[0].scales for one in (*memory, *streamed))
+
+
+def row(what: str, ratios: Sequence[float], target: str = "") -> dict[str, object]:
+    """A line of bench/table.py."""
+    line: dict[str, object] = {"what": what, "ratios": list(ratios)}
+    return line | ({"target": target} if target else {})
+
+
+def ratios(
+    what: str, own: Sequence[Taken], other: Sequence[Taken], for_time: str = "", for_memory: str = ""
+) -> list[dict[str, object]]:
+    rounds = list(zip(own, other, strict=True))
+    return [
+        row(f"{what}, wall time", [a.wall_s / b.wall_s for a, b in rounds], for_time),
+        row(f"{what}, CPU time", [a.cpu_s / b.cpu_s for a, b in rounds], for_time),
+        row(f"{what}, peak memory", [a.peak_bytes / b.peak_bytes for a, b in rounds], for_memory),
+    ]
+
+
+def exceed(options: argparse.Namespace, scratch: Path) -> tuple[list[dict[str, object]], bool]:
+    """Rows of a checkpoint that is larger than the bound, and whether the bound was kept."""
+    bound, folder, ids = parse_bytes(options.bound), scratch / "large", scratch / "ids.json"
+    folder.mkdir()
+    subprocess.run([sys.executable, str(HERE / "large_checkpoint.py"), str(folder), str(options.larger)], check=True)
+    on_disk = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    print(f"weights: {format_bytes(on_disk)} on disk, {format_bytes(2 * on_disk)} in float32; bound {options.bound}")
+    options.ids = None
+    write_ids(folder, options, ids)
+    taken = run(ours("streamed", "--bound", str(bound)), folder, ids, options.threads)
+    of_bound, of_weights = taken.peak_bytes / bound, taken.peak_bytes / on_disk / 2
+    rows = [
+        row(f"{options.larger:g} GiB, streamed, peak memory / bound", [of_bound], "at most 1"),
+        row(f"{options.larger:g} GiB, streamed, peak memory / weights in float32", [of_weights]),
+    ]
+    return rows, of_bound <= 1
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights-gib", type=float, default=0.9, help="on disk; in float32 it is twice as much")
-    parser.add_argument("--bound", help="of the streaming process, default 1150MiB")
-    parser.add_argument("--texts", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--model", default="demo:smollm2-135m", help="a model folder, or one of the demo models")
+    parser.add_argument("--texts", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--ids", type=Path, help="token ids to calibrate on, instead of random ones")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only-streamed", action="store_true")
+    parser.add_argument("--peer-dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--peer-pipeline", choices=("basic", "sequential"), default="basic")
+    parser.add_argument("--larger", type=float, default=0.9, help="GiB of weights, BF16; 0 for none")
+    parser.add_argument("--bound", default=BOUND, help=f"of the process that calibrates those, default {BOUND}")
     parser.add_argument("--json", type=Path, help="also write the rows here")
-    parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.here is None:
-        return compare(options)
-    bound = None if options.bound is None else int(options.bound)
-    print(json.dumps(asdict(calibrate_here(options.here, bound, options.texts, options.tokens, options.threads))))
-    return 0
+    with tempfile.TemporaryDirectory(prefix="kvtriage-bench-") as name:
+        rows, same = compare(options, Path(name))
+        print("streamed scales are the same bits" if same else "streamed scales DIFFER from those in memory")
+        within = True
+        if options.larger > 0:
+            more, within = exceed(options, Path(name))
+            rows += more
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return int(not same or not within)
 
 
 if __name__ == "__main__":

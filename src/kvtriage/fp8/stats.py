@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,7 @@ TensorKey = tuple[int, str]
 
 @dataclass(frozen=True, eq=False)
 class RangeStats:
-    """One tensor of one layer, head by head."""
+    """One tensor of one layer, head by head. `merge` is associative and commutative, but for sums of errors."""
 
     amax: npt.NDArray[np.float64]
     """Largest magnitude: [n]."""
@@ -57,29 +56,12 @@ class RangeStats:
 
 @dataclass(frozen=True, eq=False)
 class KVStats:
-    """All layers. `merge` is associative and commutative (up to float addition in the errors)."""
+    """All layers."""
 
     position_edges: tuple[int, ...]
     """Lower edge of each position bucket, ascending from 0: [B]."""
     tokens: int
     tensors: Mapping[TensorKey, RangeStats]
-
-    def merge(self, other: KVStats) -> KVStats:
-        """Raises ValueError when the two were not taken over the same tensors and buckets."""
-        if self.position_edges != other.position_edges or self.tensors.keys() != other.tensors.keys():
-            raise ValueError("range statistics of different models or position buckets do not merge")
-        return KVStats(
-            position_edges=self.position_edges,
-            tokens=self.tokens + other.tokens,
-            tensors={key: own.merge(other.tensors[key]) for key, own in self.tensors.items()},
-        )
-
-    @staticmethod
-    def merge_all(parts: list[KVStats]) -> KVStats:
-        """Raises ValueError on an empty list: nothing observed is not a statistic."""
-        if not parts:
-            raise ValueError("no text was observed")
-        return reduce(KVStats.merge, parts)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 import pytest
 
@@ -90,20 +92,9 @@ def test_sub_octaves_are_those_of_least_error() -> None:
 
 
 def test_merging_is_maximum_and_sum_in_any_order() -> None:
-    parts = [stats([1, 9], [3, 3]), stats([5, 2], [4, 1]), stats([2, 2], [2, 8])]
-    one = KVStats.merge_all(parts)
-    other = KVStats.merge_all(parts[::-1])
-    for key, merged in one.tensors.items():
-        np.testing.assert_array_equal(merged.amax, other.tensors[key].amax)
-        np.testing.assert_array_equal(merged.exponents, other.tensors[key].exponents)
-    np.testing.assert_array_equal(one.tensors[0, "k"].amax, [5, 9])
-    assert one.tokens == 30
-    assert one.tensors[0, "k"].exponents.sum() == 3 * 2 * 64
-
-
-def test_statistics_of_different_buckets_do_not_merge() -> None:
-    seen = stats([1, 1], [1, 1])
-    with pytest.raises(ValueError, match="do not merge"):
-        seen.merge(KVStats((0, 32), 10, seen.tensors))
-    with pytest.raises(ValueError, match="no text"):
-        KVStats.merge_all([])
+    parts = [stats(k, [1, 1]).tensors[0, "k"] for k in ([1, 9], [5, 2], [2, 2])]
+    one, other = reduce(RangeStats.merge, parts), reduce(RangeStats.merge, parts[::-1])
+    np.testing.assert_array_equal(one.amax, other.amax)
+    np.testing.assert_array_equal(one.exponents, other.exponents)
+    np.testing.assert_array_equal(one.amax, [5, 9])
+    assert one.exponents.sum() == 3 * 2 * 64

@@ -1,9 +1,9 @@
 """A model larger than memory: its decoder layers are read from disk one at a time.
 
 A batch of texts goes through the layers together: a layer is read, each text passes through it, and it is
-forgotten. In memory are one layer in float32, the hidden states of the batch, and what one text needs inside
-a layer. Of an embedding only the rows that the batch uses are read, and of the head nothing. Every text is
-computed by itself, as it is by a model in memory, so the results are the same bits.
+forgotten. In memory are one layer in float32, each at the place of the one before, the hidden states of the batch,
+and what one text needs inside a layer. Of an embedding only the rows that the batch uses are read, and of the head
+nothing. Every text is computed by itself, as it is by a model in memory, so the results are the same bits.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Weights:
         """Of all tensors, by the files' headers. Raises ModelError."""
         return sum(self._look(name, lambda stored: stored.numel()) for name in self.files)
 
-    def read(self, name: str) -> Tensor:
-        """A whole tensor in float32. Raises ModelError."""
-        return self._look(name, lambda stored: stored.to(torch.float32, copy=True))
+    def read_into(self, name: str, room: Tensor) -> None:
+        """Fill `room` with a tensor of its shape. Raises ModelError."""
+        self._look(name, functools.partial(_fill, name, room))
 
     def read_rows(self, name: str, rows: Tensor) -> Tensor:
         """The given rows [n] of a matrix in float32: [n, columns]. Raises ModelError."""
@@ -61,6 +61,15 @@ class Weights:
             raise ModelError(
                 f"cannot read {name} in {self.files[name]}: {error}", hint="download or copy the file again"
             ) from error
+
+
+def _fill(name: str, room: Tensor, stored: Tensor) -> None:
+    if stored.shape != room.shape:
+        raise ModelError(
+            f"{name} has the shape {list(stored.shape)} in the weights and {list(room.shape)} by config.json",
+            hint="the weights and config.json belong to different models",
+        )
+    room.copy_(stored)
 
 
 def open_weights(folder: Path) -> Weights:
@@ -85,6 +94,8 @@ class StreamedModel:
         self._weights = weights
         self._prefix = prefix
         self._progress: Callable[[], object] = int
+        self._room: dict[str, Tensor] = {}
+        """A layer's tensors in float32, filled anew for each layer: what is given back is not always found again."""
         for name, module in _outside_layers(model.decoder):
             self._prepare(name, module)
         for index, layer in enumerate(model.decoder_layers):
@@ -116,31 +127,31 @@ class StreamedModel:
             module.register_forward_pre_hook(functools.partial(self._read_rows, f"{self._prefix}{name}.weight"))
             return
         for own, parameter in list(module.named_parameters(recurse=False)):
-            setattr(module, own, _frozen(self._read(f"{name}.{own}" if name else own, parameter)))
+            room = torch.empty(parameter.shape)
+            self._weights.read_into(f"{self._prefix}{name}.{own}" if name else self._prefix + own, room)
+            setattr(module, own, _frozen(room))
 
     def _read_rows(self, name: str, module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         rows, indices = torch.unique(arguments[0], return_inverse=True)
         module.weight = _frozen(self._weights.read_rows(name, rows))
         return (indices, *arguments[1:])
 
-    def _read(self, name: str, like: Tensor) -> Tensor:
-        found = self._weights.read(self._prefix + name)
-        if found.shape != like.shape:
-            raise ModelError(
-                f"{self._prefix}{name} has the shape {list(found.shape)} in the weights and {list(like.shape)} by "
-                "config.json",
-                hint="the weights and config.json belong to different models",
-            )
-        return found
+    def _read_layer(self, index: int, layer: nn.Module) -> dict[str, Tensor]:
+        names = {name: value.shape for name, value in layer.state_dict().items()}
+        for name in self._room.keys() - names.keys():
+            del self._room[name]
+        for name, shape in names.items():
+            room = self._room.get(name)
+            if room is None or room.shape != shape:
+                room = self._room[name] = torch.empty(shape)
+            self._weights.read_into(f"{self._prefix}{_LAYERS}{index}.{name}", room)
+        return dict(self._room)
 
     def _pass_through(
         self, index: int, layer: nn.Module, forward: Callable[..., Any], hidden: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         """A layer's own forward for each text of hidden [B, T, hidden_size], in place."""
-        state = layer.state_dict()
-        layer.load_state_dict(
-            {name: self._read(f"{_LAYERS}{index}.{name}", value) for name, value in state.items()}, assign=True
-        )
+        layer.load_state_dict(self._read_layer(index, layer), assign=True)
         texts = hidden.shape[0]
         for text in range(texts):
             own = functools.partial(_own, text=text, texts=texts)

@@ -12,7 +12,7 @@ from kvtriage.kvcache.support.backend_table import RULES, Ask, candidates, flash
 from kvtriage.kvcache.support.gpus import Gpu, Platform
 from kvtriage.kvcache.versions import MODELLED, EngineVersion
 
-__all__ = ["BackendChoice", "LayerBackend", "Objection", "Serving", "has_own_backend", "pick_backend"]
+__all__ = ["BackendChoice", "LayerBackend", "Objection", "Serving", "layers_with_own_backend", "pick_backend"]
 
 OWN_SCALES = frozenset(("FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM120"))
 """Their FP8 is fp8_ds_mla: a scale for every 128 elements of each row, computed as the row is written, and no k_scale
@@ -104,37 +104,62 @@ def pick_backend(spec: CacheSpec, policy: CachePolicy, gpu: Gpu, serving: Servin
     given = Serving() if serving is None else serving
     if any(isinstance(fmt, Mantissa) or (isinstance(fmt, Fp8) and fmt.heads is not None) for fmt in policy.formats):
         raise ValueError("a probe cannot be served")
+    own, whole = layers_with_own_backend(spec), _whole(spec, policy, given.declared)
     groups: dict[Ask, list[int]] = {}
     for layer in spec.layers:
-        if layer.elements_per_position > 0 and not has_own_backend(layer, spec):
-            groups.setdefault(_ask(layer, spec, policy, gpu, given), []).append(layer.layer_idx)
+        if layer.elements_per_position > 0 and layer.layer_idx not in own:
+            is_fp8 = isinstance(policy.formats[layer.layer_idx], Fp8)
+            groups.setdefault(_ask(layer, whole, gpu, given, is_fp8=is_fp8), []).append(layer.layer_idx)
     by_layer = tuple(_choose(ask, tuple(layers), given.backend) for ask, layers in groups.items())
     quantised = [ask for ask in groups if ask.is_fp8]
     return BackendChoice(by_layer, bool(quantised) and all(_takes_per_head(ask, given.backend) for ask in quantised))
 
 
-def has_own_backend(layer: LayerSpec, spec: CacheSpec) -> bool:
+def layers_with_own_backend(spec: CacheSpec) -> frozenset[int]:
     """DeepSeek V4 in all layers (models/deepseek_v4/nvidia/model.py:1013-1044), MiniMax M3 in those with an index
     (models/minimax_m3/common/sparse_attention.py:525-592)."""
-    if any(each.compress_ratio is not None for each in spec.layers):
-        return True
-    return layer.kind is not LayerKind.LATENT and any(isinstance(cache, IndexKeys) for cache in layer.beside)
+    if any(layer.compress_ratio is not None for layer in spec.layers):
+        return frozenset(layer.layer_idx for layer in spec.layers)
+    return frozenset(
+        layer.layer_idx for layer in spec.layers if layer.kind is not LayerKind.LATENT and _has_index(layer)
+    )
 
 
-def _ask(layer: LayerSpec, spec: CacheSpec, policy: CachePolicy, gpu: Gpu, serving: Serving) -> Ask:
+def _has_index(layer: LayerSpec) -> bool:
+    return any(isinstance(cache, IndexKeys) for cache in layer.beside)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """What all layers decide together."""
+
+    sinks: frozenset[LayerKind]
+    has_index: bool
+    per_head_scales: bool
+
+
+def _whole(spec: CacheSpec, policy: CachePolicy, declared: DeclaredCache | None) -> _Whole:
+    return _Whole(
+        sinks=SINKS.get(spec.model_type, frozenset()),
+        has_index=any(_has_index(layer) for layer in spec.layers),
+        per_head_scales=_has_per_head_scales(spec, policy, declared),
+    )
+
+
+def _ask(layer: LayerSpec, whole: _Whole, gpu: Gpu, serving: Serving, *, is_fp8: bool) -> Ask:
     is_latent = layer.kind is LayerKind.LATENT
     return Ask(
         gpu=gpu,
-        cache_dtype=serving.cache_dtype if isinstance(policy.formats[layer.layer_idx], Fp8) else "auto",
+        cache_dtype=serving.cache_dtype if is_fp8 else "auto",
         num_heads=layer.num_attention_heads,
         head_dim=layer.head_dim,
         head_dim_v=layer.head_dim_v,
         is_latent=is_latent,
-        is_sparse=is_latent and any(isinstance(cache, IndexKeys) for each in spec.layers for cache in each.beside),
+        is_sparse=is_latent and whole.has_index,
         is_cross=layer.kind is LayerKind.CROSS,
-        has_sink=spec.model_type in SINKS and layer.kind in SINKS[spec.model_type],
+        has_sink=layer.kind in whole.sinks,
         with_images=serving.with_images,
-        per_head_scales=not is_latent and _has_per_head_scales(spec, policy, serving.declared),
+        per_head_scales=not is_latent and whole.per_head_scales,
     )
 
 

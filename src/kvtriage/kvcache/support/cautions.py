@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
-from kvtriage.kvcache.support.backend_choice import BackendChoice, Serving, has_own_backend
+from kvtriage.kvcache.support.backend_choice import BackendChoice, Serving, layers_with_own_backend
 from kvtriage.kvcache.support.gpus import Gpu, Platform
 
 __all__ = ["CAUTIONS", "Caution", "Severity", "Subject"]
@@ -99,7 +99,7 @@ def _on_ampere(subject: Subject) -> bool:
 
 
 def _own_class(subject: Subject) -> bool:
-    return any(has_own_backend(layer, subject.spec) for layer in subject.spec.layers)
+    return bool(layers_with_own_backend(subject.spec))
 
 
 def _is_packed(subject: Subject) -> bool:

@@ -76,6 +76,19 @@ def test_only_one_layer_is_in_memory_at_a_time(tmp_path: Path) -> None:
         assert head.weight.is_meta
 
 
+def test_every_layer_is_read_to_the_same_place(tmp_path: Path) -> None:
+    folder, spec = saved(tmp_path)
+    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
+        places = set()
+
+        def look(done: int, _total: int) -> None:
+            if done:
+                places.add(tuple(room.data_ptr() for room in engine._model._room.values()))
+
+        engine.observe(PROMPTS, EDGES, look)
+        assert len(places) == 1
+
+
 def test_a_tight_bound_sends_fewer_texts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, spec = saved(tmp_path)
     monkeypatch.setattr(bounded, "_most_resident_bytes", lambda: 0)

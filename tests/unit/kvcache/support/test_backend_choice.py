@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -207,6 +208,22 @@ def test_classes_with_a_backend_of_their_own_are_left_out() -> None:
     packed = replace(latent().layers[0], compress_ratio=4, beside=(Compressor(4, 512),))
     choice = pick(replace(latent(), layers=(packed,)), "h100")
     assert (choice.by_layer, choice.name, choice.serves_per_head) == ((), None, False)
+
+
+@pytest.mark.parametrize("scaling", [None, Scaling.PER_TENSOR, Scaling.PER_HEAD])
+def test_a_layer_does_not_look_through_all_others(scaling: Scaling | None) -> None:
+    passes = []
+
+    class Counted(tuple[LayerSpec, ...]):
+        def __iter__(self) -> Iterator[LayerSpec]:
+            passes.append(len(self))
+            return super().__iter__()
+
+    for count in (4, 400):
+        plain = heads_of(128).layers[0]
+        layers = Counted(replace(plain, layer_idx=idx) for idx in range(count))
+        pick(CacheSpec("llama", layers, 8_192), "H100", scaling)
+    assert passes.count(4) == passes.count(400) > 0
 
 
 def test_layers_without_attention_ask_for_nothing() -> None:
