@@ -29,6 +29,7 @@ import torch
 from kvtriage.cli.sources import resolve_model
 from kvtriage.cli.terminal import open_progress
 from kvtriage.engines.base import Arm
+from kvtriage.engines.embedded.cache import LayerCache
 from kvtriage.engines.embedded.engine import EmbeddedEngine, open_engine
 from kvtriage.engines.embedded.storing import StoringAttention
 from kvtriage.kvcache.policy import CachePolicy, Scaling
@@ -65,7 +66,8 @@ def noise_filled(engine: EmbeddedEngine, arm: Arm, tokens: int, room: int) -> St
     """An arm's cache of `tokens` positions that no model has computed, with room for some more."""
     attention = StoringAttention(engine._storages(arm), tokens + room, engine._decode)
     generator = torch.Generator().manual_seed(1)
-    for layer, cache in zip(engine.spec.layers, attention._caches, strict=True):
+    caches = [cache for cache in attention._caches if isinstance(cache, LayerCache)]
+    for layer, cache in zip(engine.spec.layers, caches, strict=True):
         drawn = torch.randn(1, layer.num_kv_heads, NOISE_TOKENS, layer.head_dim, generator=generator)
         for start in range(0, tokens, NOISE_TOKENS):
             some = drawn[:, :, : min(NOISE_TOKENS, tokens - start)]

@@ -151,12 +151,24 @@ def test_a_generation_holds_what_the_worksheet_says(engine: Engine, storable: li
     for arm in storable:
         with engine.open(arm) as session:
             found = session.generate(PROMPTS[:batch], 5)
-        assert found.held_tokens == 44
+        assert found.held_tokens == (44,) * batch
         assert found.held_bytes in (None, price_policy(engine.spec, arm.policy, [44] * batch).policy_bytes)
         assert len(found.token_s) == 4
         assert found.ttft_s > 0
         assert min(found.token_s) >= 0
         assert [len(row) for row in found.token_ids] == [5] * batch
+
+
+def test_prompts_of_different_lengths_are_generated_from_at_once(engine: Engine, storable: list[Arm]) -> None:
+    prompts = [PROMPTS[1][:7], PROMPTS[0], PROMPTS[1][:20]]
+    held = tuple(len(prompt) + 2 for prompt in prompts)
+    for arm in storable:
+        with engine.open(arm) as session:
+            found = session.generate(prompts, 3)
+        assert found.held_tokens == held
+        assert found.held_bytes in (None, price_policy(engine.spec, arm.policy, held).policy_bytes)
+        assert [len(row) for row in found.token_ids] == [3] * 3
+        assert len(found.token_s) == 2
 
 
 def test_probes_come_back_in_order(engine: Engine, scales: dict[Scaling, ScaleSet]) -> None:

@@ -265,8 +265,8 @@ class Generation:
     """Time of each decode step after the first token: [new tokens − 1]."""
     held_bytes: int | None
     """Bytes the cache really held at the end, all sequences; None where the engine cannot tell them apart."""
-    held_tokens: int
-    """Context length of each sequence in the cache at the end."""
+    held_tokens: tuple[int, ...]
+    """Context length of each sequence in the cache at the end: [batch]."""
 
 
 class Session(Protocol):
@@ -279,7 +279,7 @@ class Session(Protocol):
         ...
 
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
-        """Greedy decoding of prompts of one length. Raises NonFinite."""
+        """Greedy decoding of prompts, each of its own length, in one batch. Raises NonFinite."""
         ...
 
 

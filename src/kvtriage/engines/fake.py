@@ -248,13 +248,12 @@ class _FakeSession:
         return ScoreResponse(nll=(base + kl,) * count, top1=top1, distribution=_Drift((kl,) * count))
 
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
-        length = len(prompts[0])
-        held = length + new_tokens - 1
-        worksheet = price_policy(self.engine.spec, self.arm.policy, [held] * len(prompts))
+        held = tuple(len(prompt) + new_tokens - 1 for prompt in prompts)
+        worksheet = price_policy(self.engine.spec, self.arm.policy, held)
         step = 1e-3 + 1e-12 * worksheet.policy_bytes
         return Generation(
             token_ids=((0,) * new_tokens,) * len(prompts),
-            ttft_s=1e-5 * length + 1e-9 * length**2,
+            ttft_s=max(1e-5 * len(prompt) + 1e-9 * len(prompt) ** 2 for prompt in prompts),
             token_s=(step,) * (new_tokens - 1),
             held_bytes=worksheet.policy_bytes,
             held_tokens=held,

@@ -206,7 +206,7 @@ class Measuring:
             prompts_to_time(split, shape.context_len, shape.batch), self.plan.study.decode_tokens
         )
         if generation.held_bytes is not None:
-            self._check_bytes(arm.name, arm.policy, shape, generation.held_tokens, generation.held_bytes)
+            self._check_bytes(arm.name, arm.policy, shape, generation.held_tokens[0], generation.held_bytes)
         self.add(
             TimingTrial(
                 arm=arm.name,

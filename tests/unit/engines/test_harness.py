@@ -58,7 +58,7 @@ class Parrot:
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
         self.prompts += [tuple(prompt) for prompt in prompts]
         written = (*self.says, *[0] * new_tokens)[:new_tokens]
-        return Generation((tuple(written),), 0.0, (), None, 0)
+        return Generation((tuple(written),), 0.0, (), None, (0,))
 
 
 def model(session: Parrot, max_model_len: int = 32, tokenizer: Letters | None = None) -> Any:
@@ -139,7 +139,7 @@ def test_prompt_and_generation_share_the_models_length() -> None:
 def test_servers_that_do_not_say_what_a_task_needs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """No likelihoods, or texts without their tokens: nothing that could be taken for an answer."""
     session = Parrot()
-    mute = Generation(((),), 0.0, (), None, 0)
+    mute = Generation(((),), 0.0, (), None, (0,))
     monkeypatch.setattr(session, "generate", lambda prompts, new_tokens: mute)
     with pytest.raises(StudyError, match="does not say which tokens it writes"):
         model(session).generate_until([asked("sky", {"max_gen_toks": 4})])

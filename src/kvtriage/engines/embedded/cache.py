@@ -2,17 +2,22 @@
 
 A full layer keeps every position. A sliding layer keeps its last W positions in a ring, whose
 order does not matter to a single query: positions are already rotated into K, and everything
-in the ring is inside the window.
+in the ring is inside the window. Sequences of different lengths share a store whose rows are
+as long as the longest needs; what the others do not fill is asked of the system and never touched.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from kvtriage.engines.embedded.codec import Codec
 
-__all__ = ["LayerCache"]
+__all__ = ["LayerCache", "RaggedCache"]
 
 
 class LayerCache:
@@ -27,7 +32,7 @@ class LayerCache:
         self.value = value
         self.window_tokens = window_tokens
         self._slots = capacity if window_tokens is None else min(capacity, window_tokens)
-        self._capacity = capacity
+        self.capacity = capacity
         self._k: Tensor | None = None
         self._v: Tensor | None = None
         self.seen = 0
@@ -36,6 +41,23 @@ class LayerCache:
     def retained(self) -> int:
         """Positions held now, per sequence."""
         return min(self.seen, self._slots)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Positions seen by each sequence: [B]."""
+        return () if self._k is None else (self.seen,) * self._k.shape[0]
+
+    @property
+    def spans(self) -> npt.NDArray[np.int64]:
+        """Where the retained positions of each sequence lie, from and to: [B, 2]."""
+        return np.array([[0, self.retained]] * len(self.lengths), np.int64)
+
+    @property
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """[B, Hkv, slots, D], [B, Hkv, slots, Dv], as stored; of each sequence its span holds anything."""
+        if self._k is None or self._v is None:
+            raise RuntimeError("nothing was stored yet")
+        return self._k, self._v
 
     @property
     def held_bytes(self) -> int:
@@ -59,14 +81,12 @@ class LayerCache:
         key [B, Hkv, 1, D], value [B, Hkv, 1, Dv] → [B, Hkv, slots, D], [B, Hkv, slots, Dv], as stored.
         """
         self._store(key, value)
-        if self._k is None or self._v is None:
-            raise RuntimeError("storing made no store")
-        return self._k, self._v
+        return self.stored
 
     def _store(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         new = key.shape[2]
-        if self.seen + new > self._capacity:
-            raise ValueError(f"cache made for {self._capacity} tokens was given {self.seen + new}")
+        if self.seen + new > self.capacity:
+            raise ValueError(f"cache made for {self.capacity} tokens was given {self.seen + new}")
         k, v = self.key.encode(key), self.value.encode(value)
         if self._k is None or self._v is None:
             self._k = k.new_empty((*k.shape[:2], self._slots, k.shape[3]))
@@ -91,6 +111,68 @@ class LayerCache:
         target = torch.arange(self.seen + new - kept, self.seen + new, device=store.device) % slots
         _bytes(store)[:, :, target] = _bytes(fresh)[:, :, new - kept :]
         return visible
+
+
+class RaggedCache:
+    """K and V of one layer for sequences of different lengths, each given one position at a time.
+
+    Made from the caches that sequences of one length were read into, whose codecs and capacity are the same; they
+    lie in their order.
+    """
+
+    def __init__(self, parts: Sequence[LayerCache | RaggedCache]) -> None:
+        first, self._seen = parts[0], np.array([length for part in parts for length in part.lengths], np.int64)
+        self.key: Codec = first.key
+        self.value: Codec = first.value
+        self.capacity: int = first.capacity
+        self._k, self._v = (_joined(parts, which) for which in (0, 1))
+        self._rows = torch.arange(len(self._seen), device=self._k.device)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """See `LayerCache`."""
+        return tuple(self._seen.tolist())
+
+    @property
+    def spans(self) -> npt.NDArray[np.int64]:
+        """See `LayerCache`."""
+        held = np.minimum(self._seen, self._k.shape[2])
+        return np.stack([np.zeros_like(held), held], axis=1)
+
+    @property
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """See `LayerCache`."""
+        return self._k, self._v
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the retained positions, each sequence's own."""
+        per_position = self._k[0, :, 0].nbytes + self._v[0, :, 0].nbytes
+        return int(self.spans[:, 1].sum()) * per_position
+
+    def append_one(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """See `LayerCache`."""
+        if self._seen.max() >= self.capacity:
+            raise ValueError(f"cache made for {self.capacity} tokens was given one more")
+        places = torch.from_numpy(self._seen % self._k.shape[2]).to(self._k.device)
+        for store, codec, fresh in ((self._k, self.key, key), (self._v, self.value, value)):
+            _bytes(store)[self._rows, :, places] = _bytes(codec.encode(fresh))[:, :, 0]
+        self._seen += 1
+        return self.stored
+
+    def visible(self, row: int) -> tuple[Tensor, Tensor]:
+        """Of one sequence, in the compute dtype: [1, Hkv, S, D], [1, Hkv, S, Dv]."""
+        held = slice(0, int(self.spans[row, 1]))
+        return self.key.decode(self._k[row : row + 1, :, held]), self.value.decode(self._v[row : row + 1, :, held])
+
+
+def _joined(parts: Sequence[LayerCache | RaggedCache], which: int) -> Tensor:
+    """The K (0) or V (1) of all parts, one sequence after the other."""
+    held = [(part.stored[which][row], stop) for part in parts for row, (_, stop) in enumerate(part.spans.tolist())]
+    joined = held[0][0].new_empty((len(held), *held[0][0].shape))
+    for row, (store, stop) in enumerate(held):
+        joined[row, :, :stop] = store[:, :stop]
+    return joined
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -87,13 +87,13 @@ class LanguageModel:
         """Columns of the largest product within a layer."""
         return max(max(p.shape, default=0) for layer in self.decoder_layers for p in layer.parameters())
 
-    def logits(self, token_ids: Tensor, attention: Attention, *, start: int, keep: slice) -> Tensor:
+    def logits(self, token_ids: Tensor, attention: Attention, *, start: int | Tensor, keep: slice) -> Tensor:
         """Logits [B, positions, V] at the `keep` positions of token_ids [B, T], the first of which has
-        absolute position `start`."""
+        absolute position `start`, of each sequence its own where it is a column [B, 1]."""
         positions = torch.arange(token_ids.shape[1], device=self.device)
         output = self._model(
             input_ids=token_ids,
-            position_ids=(positions + start)[None],
+            position_ids=(positions + start).view(-1, positions.shape[0]),
             use_cache=False,
             logits_to_keep=positions[keep],
             kvtriage=attention,

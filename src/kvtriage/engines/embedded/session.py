@@ -15,7 +15,7 @@ from kvtriage.engines.embedded.log_probs import LogProbs, check_logits, normalis
 from kvtriage.engines.embedded.model import LanguageModel
 from kvtriage.engines.embedded.sharing import Pass, SharedPasses, ways_of_storing
 from kvtriage.engines.embedded.storing import LayerStorage, StoringAttention, applied
-from kvtriage.errors import BadInput, PolicyNotApplied
+from kvtriage.errors import PolicyNotApplied
 
 __all__ = ["BY_TORCH", "EmbeddedSession"]
 
@@ -93,33 +93,46 @@ class EmbeddedSession:
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
-        lengths = {len(prompt) for prompt in prompts}
-        if len(lengths) != 1:
-            raise BadInput("prompts of different lengths in one batch", hint="time one context length at a time")
+        """Prompts of one length are read together; all sequences then take their steps together, without padding."""
         if "probe" in self.applied().dtypes:
             raise PolicyNotApplied(
                 f"arm {self._arm.name!r} is a probe and cannot be timed", hint="time storable policies only"
             )
-        length = lengths.pop()
-        attention = StoringAttention(self._storages, length + new_tokens - 1, self._decode)
+        order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
+        lengths = [len(prompts[row]) for row in order]
+        starts = self._model.tokens([[length] for length in lengths])
         times = [self._now()]
-        step = self._model.tokens(prompts)
-        chosen = []
-        for index in range(new_tokens):
-            start = 0 if index == 0 else length + index - 1
-            logits = self._model.logits(step, attention, start=start, keep=slice(step.shape[1] - 1, step.shape[1]))
-            step = logits[:, -1].argmax(dim=-1, keepdim=True)
-            chosen.append(step)
+        attention, logits = self._read([prompts[row] for row in order], lengths[-1] + new_tokens - 1)
+        chosen = [logits.argmax(dim=-1, keepdim=True)]
+        times.append(self._now())
+        for index in range(new_tokens - 1):
+            logits = self._model.logits(chosen[-1], attention, start=starts + index, keep=slice(0, 1))[:, 0]
+            chosen.append(logits.argmax(dim=-1, keepdim=True))
             times.append(self._now())
         attention.check_finite()
         check_logits(logits)
+        written = dict(zip(order, torch.cat(chosen, dim=1).tolist(), strict=True))
+        held = dict(zip(order, attention.lengths, strict=True))
         return Generation(
-            token_ids=tuple(tuple(row) for row in torch.cat(chosen, dim=1).tolist()),
+            token_ids=tuple(tuple(written[row]) for row in range(len(prompts))),
             ttft_s=times[1] - times[0],
             token_s=tuple(after - before for before, after in itertools.pairwise(times[1:])),
             held_bytes=attention.held_bytes,
-            held_tokens=attention.seen,
+            held_tokens=tuple(held[row] for row in range(len(prompts))),
         )
+
+    def _read(self, prompts: Sequence[Sequence[int]], capacity: int) -> tuple[StoringAttention, Tensor]:
+        """What is stored of prompts, which come in order of length, and what the model says behind them: [B, V]."""
+        parts, found = [], []
+        for length, some in itertools.groupby(prompts, key=len):
+            parts.append(StoringAttention(self._storages, capacity, self._decode))
+            tokens = self._model.tokens(list(some))
+            found.append(self._model.logits(tokens, parts[-1], start=0, keep=slice(length - 1, length))[:, 0])
+        if len(parts) == 1:
+            return parts[0], found[0]
+        whole = StoringAttention(self._storages, capacity, self._decode)
+        whole.take_over(parts)
+        return whole, torch.cat(found)
 
     def _now(self) -> float:
         if self._model.device.type == "cuda":

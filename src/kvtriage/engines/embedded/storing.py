@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from kvtriage.engines.base import Applied, Arm
 from kvtriage.engines.embedded.attention import AttentionCall, attend, check_geometry
-from kvtriage.engines.embedded.cache import LayerCache
+from kvtriage.engines.embedded.cache import LayerCache, RaggedCache
 from kvtriage.engines.embedded.codec import Codec, E4M3Codec, MantissaCodec, NativeCodec, PartialCodec
 from kvtriage.engines.embedded.kernel.kernel import Decode, DecodeKernel, NoKernel
 from kvtriage.errors import NonFinite, PolicyNotApplied
@@ -152,10 +153,9 @@ class _Reader:
     k_scale: npt.NDArray[np.float32]
     v_scale: npt.NDArray[np.float32]
 
-    def attend(self, call: AttentionCall, cache: LayerCache) -> Tensor:
+    def attend(self, call: AttentionCall, cache: LayerCache | RaggedCache) -> Tensor:
         key, value = cache.append_one(call.key, call.value)
-        spans = np.array([[0, cache.retained]] * key.shape[0], np.int64)
-        return self.kernel.attend(call, key, value, spans, self.k_scale, self.v_scale)
+        return self.kernel.attend(call, key, value, cache.spans, self.k_scale, self.v_scale)
 
 
 def _reader(storage: LayerStorage, decode: Decode) -> _Reader | None:
@@ -185,7 +185,7 @@ class StoringAttention:
     def __init__(self, storages: tuple[LayerStorage, ...], capacity: int, decode: Decode) -> None:
         self._storages = storages
         self._readers = tuple(_reader(storage, decode) for storage in storages)
-        self._caches = tuple(
+        self._caches: tuple[LayerCache | RaggedCache, ...] = tuple(
             LayerCache(storage.key, storage.value, capacity, storage.spec.window_tokens) for storage in storages
         )
         self._magnitudes: dict[tuple[int, str], Tensor] = {}
@@ -195,8 +195,9 @@ class StoringAttention:
         return sum(cache.held_bytes for cache in self._caches)
 
     @property
-    def seen(self) -> int:
-        return self._caches[-1].seen
+    def lengths(self) -> tuple[int, ...]:
+        """Positions seen by each sequence."""
+        return self._caches[-1].lengths
 
     def attend(self, call: AttentionCall) -> Tensor:
         storage = self._storages[call.layer_idx]
@@ -206,12 +207,29 @@ class StoringAttention:
         cache, reader = self._caches[call.layer_idx], self._readers[call.layer_idx]
         if reader is not None and call.query.shape[2] == 1:
             return reader.attend(call, cache)
-        key, value = cache.append(call.key, call.value)
         query = call.query
         if storage.query is not None:
             query = storage.query.decode(storage.query.encode(query))
-        seen = replace(call, query=query, key=key, value=value)
-        return attend(seen, storage.fp8_heads)
+        match cache:
+            case LayerCache():
+                key, value = cache.append(call.key, call.value)
+                return attend(replace(call, query=query, key=key, value=value), storage.fp8_heads)
+            case RaggedCache():
+                cache.append_one(call.key, call.value)
+                visible = [cache.visible(row) for row in range(query.shape[0])]
+                one_by_one = [
+                    replace(call, query=query[row : row + 1], key=key, value=value)
+                    for row, (key, value) in enumerate(visible)
+                ]
+                return torch.cat([attend(one, storage.fp8_heads) for one in one_by_one])
+
+    def take_over(self, parts: Sequence[StoringAttention]) -> None:
+        """Go on with the sequences of all parts, stored as here, in their order; from now on one token at a time."""
+        by_layer = zip(*(part._caches for part in parts), strict=True)
+        self._caches = tuple(RaggedCache(caches) for caches in by_layer)
+        for part in parts:
+            for key, total in part._magnitudes.items():
+                self._magnitudes[key] = self._magnitudes.get(key, torch.zeros_like(total)) + total
 
     def _watch(self, layer_idx: int, name: str, values: Tensor) -> None:
         """A sum of magnitudes is NaN or infinite if any element ever was; looked at once, at the end."""

@@ -37,7 +37,7 @@ from kvtriage.engines.vllm.observer import Probe
 from kvtriage.engines.vllm.recipe import probe_of, served_policy
 from kvtriage.engines.vllm.timing import closed_loop, mean_steps, open_loop
 from kvtriage.engines.vllm.vetting import Vetting
-from kvtriage.errors import BadInput, PolicyNotApplied
+from kvtriage.errors import PolicyNotApplied
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.fp8.stats import HeldOut, KVStats
 from kvtriage.kvcache.policy import CachePolicy
@@ -185,7 +185,7 @@ class VllmEngine:
                 ttft_s=ttft_s,
                 token_s=token_s,
                 held_bytes=None,
-                held_tokens=len(prompts[0]) + new_tokens - 1,
+                held_tokens=tuple(len(prompt) + new_tokens - 1 for prompt in prompts),
             )
 
         return self.persist(arm, ask)
@@ -273,8 +273,6 @@ class VllmSession:
         return self._engine.score(self._arm, request)
 
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
-        if len({len(prompt) for prompt in prompts}) != 1:
-            raise BadInput("prompts of different lengths in one batch", hint="time one context length at a time")
         self._check_timed()
         return self._engine.generate(self._arm, prompts, new_tokens)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvtriage.engines.embedded.cache import LayerCache
+from kvtriage.engines.embedded.cache import LayerCache, RaggedCache
 from kvtriage.engines.embedded.codec import E4M3Codec, NativeCodec
 
 HEADS, DIM, WINDOW = 2, 4, 5
@@ -71,3 +71,42 @@ def test_an_empty_cache_holds_nothing() -> None:
 def test_more_tokens_than_it_was_made_for_are_refused() -> None:
     with pytest.raises(ValueError, match="made for 4 tokens was given 5"):
         fed(LayerCache(FP8, FP8, 4, 2), [3, 2])
+
+
+@pytest.mark.parametrize("codec", [NATIVE, FP8])
+@pytest.mark.parametrize("window", [None, WINDOW])
+def test_sequences_of_different_lengths_each_keep_their_own(codec: NativeCodec | E4M3Codec, window: int | None) -> None:
+    """Joined of two caches, then again of what was joined; each shows the positions that it would show alone."""
+    parts = []
+    for length in (2, 7):
+        parts.append(LayerCache(codec, codec, 12, window))
+        fed(parts[-1], [length])
+    once = RaggedCache(parts)
+    once.append_one(*_ones(once.lengths))
+    parts.append(LayerCache(codec, codec, 12, window))
+    fed(parts[-1], [4])
+    cache = RaggedCache([once, parts[-1]])
+    for _ in range(3):
+        cache.append_one(*_ones(cache.lengths))
+    assert cache.lengths == (6, 11, 7)
+    held = [min(length, window or length) for length in cache.lengths]
+    assert cache.spans.tolist() == [[0, count] for count in held]
+    assert cache.held_bytes == sum(held) * HEADS * 2 * DIM * codec.dtype.itemsize
+    for row, (length, count) in enumerate(zip(cache.lengths, held, strict=True)):
+        key, value = cache.visible(row)
+        assert sorted(key[0, 1, :, 0].tolist()) == list(range(length - count, length))
+        torch.testing.assert_close(key, -value)
+
+
+def test_no_sequence_grows_beyond_what_the_cache_was_made_for() -> None:
+    full, short = LayerCache(FP8, FP8, 4, 2), LayerCache(FP8, FP8, 4, 2)
+    fed(full, [4])
+    fed(short, [1])
+    with pytest.raises(ValueError, match="made for 4"):
+        RaggedCache([short, full]).append_one(*_ones((1, 4)))
+
+
+def _ones(lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of each sequence's next position."""
+    key = torch.cat([positions(length, 1) for length in lengths])
+    return key, -key

@@ -45,4 +45,4 @@ def test_held_bytes_are_the_worksheets_at_every_length_under_every_policy(engine
             with engine.open(arm) as session:
                 found = session.generate([prompt[:context_len]], 2)
             worksheet = price_policy(spec, arm.policy, [context_len + 1])
-            assert (found.held_tokens, found.held_bytes) == (context_len + 1, worksheet.policy_bytes), arm.name
+            assert (found.held_tokens, found.held_bytes) == ((context_len + 1,), worksheet.policy_bytes), arm.name

@@ -19,7 +19,7 @@ from kvtriage.engines.embedded.attention import AttentionCall
 from kvtriage.engines.embedded.engine import EmbeddedEngine, open_engine
 from kvtriage.engines.embedded.kernel.kernel import DecodeKernel, NoKernel
 from kvtriage.engines.embedded.storing import StoringAttention, layer_storages
-from kvtriage.errors import BadInput, EngineError, ModelError, NonFinite, PolicyNotApplied, StudyError
+from kvtriage.errors import EngineError, ModelError, NonFinite, PolicyNotApplied, StudyError
 from kvtriage.fp8 import e4m3
 from kvtriage.fp8.e4m3 import MAX
 from kvtriage.fp8.scales import ScaleSet, fit_scales, fit_sub_octaves
@@ -92,11 +92,32 @@ def test_held_bytes_are_the_worksheets_for_every_policy(bench: Bench, context: i
             prompts = [tiny.prompt(context, seed=seed) for seed in range(batch)]
             generation = session.generate(prompts, 4)
         held = context + 3
-        assert generation.held_tokens == held
+        assert generation.held_tokens == (held,) * batch
         worksheet = price_policy(bench.spec, policy, [held] * batch)
         assert generation.held_bytes == worksheet.policy_bytes, name
         assert len(generation.token_s) == 3
         assert [len(row) for row in generation.token_ids] == [4] * batch
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_prompts_of_any_lengths_go_on_as_each_would_alone(bench: Bench, by_torch: bool) -> None:
+    """Windows that are full and not, twice the same length, and the longest neither first nor last."""
+    engine = bench.engine
+    if by_torch:
+        engine = EmbeddedEngine(
+            engine._model, engine.tokenizer, torch.bfloat16, "attention", threads=1, decode=NoKernel("test")
+        )
+    lengths = [9, tiny.WINDOW, 41, 3, 9, tiny.WINDOW - 2]
+    prompts = [tiny.prompt(length, seed=seed) for seed, length in enumerate(lengths)]
+    for name, policy in bench.policies().items():
+        with engine.open(bench.arm(policy)) as session:
+            together = session.generate(prompts, 7)
+            alone = [session.generate([prompt], 7) for prompt in prompts]
+        assert together.token_ids == tuple(row for one in alone for row in one.token_ids), name
+        assert together.held_tokens == tuple(length + 6 for length in lengths)
+        assert together.held_bytes == sum(one.held_bytes or 0 for one in alone)
+        assert together.held_bytes == price_policy(bench.spec, policy, together.held_tokens).policy_bytes, name
+        assert len(together.token_s) == 6
 
 
 def test_native_is_transformers_own_answer(bench: Bench) -> None:
@@ -408,11 +429,11 @@ def test_arms_that_cannot_be_are_refused(bench: Bench) -> None:
         bench.engine.open(Arm("longer", CachePolicy.native(count + 1))),
     ):
         pass
-    with bench.engine.open(bench.arm(CachePolicy.uniform(count, Mantissa()))) as session:
-        with pytest.raises(PolicyNotApplied, match="probe"):
-            session.generate([tiny.prompt(8)], 2)
-        with pytest.raises(BadInput, match="different lengths"):
-            session.generate([tiny.prompt(8), tiny.prompt(9)], 2)
+    with (
+        bench.engine.open(bench.arm(CachePolicy.uniform(count, Mantissa()))) as session,
+        pytest.raises(PolicyNotApplied, match="probe"),
+    ):
+        session.generate([tiny.prompt(8)], 2)
 
 
 def test_engine_settings_that_cannot_be_are_refused(bench: Bench, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import numba
 import numpy as np
 from numba import types
 
+from kvtriage.engines.embedded.kernel.control import keep_subnormals, restore
 from kvtriage.engines.embedded.kernel.tiles import (
     BLOCK,
     add_values,
@@ -83,11 +84,11 @@ def compile_attend(shape: Shape) -> Any:
     group, dim, dim_v = shape.group, shape.dim, shape.dim_v
     key_format, value_format = shape.key_format, shape.value_format
     machine = this_machine()[0]
-    sums = machine.sums
     heads = max(count for count in range(1, _MOST_HEADS + 1) if group % count == 0)
     passes = group // heads
-    tokens = 1 << max(0, min(3, (sums // heads).bit_length() - 1))
-    k_widening, v_widening = machine.widening(key_format, dim), machine.widening(value_format, dim_v)
+    k_widening = machine.key_widening(key_format, dim) if passes == 1 else machine.widening(key_format, dim)
+    v_widening = machine.widening(value_format, dim_v)
+    tokens = machine.tokens(heads, k_widening.lot)
     k_lot, k_before, k_after = k_widening.lot, 2.0**k_widening.before, k_widening.after
     v_lot, v_before, v_after = v_widening.lot, v_widening.before, 2.0**v_widening.after
     v_undone = 2.0**-v_before
@@ -99,6 +100,7 @@ def compile_attend(shape: Shape) -> Any:
     ) -> Any:  # fmt: skip
         if revision < 0:  # numba's key on disk holds what is captured: code of another revision is not taken
             return
+        control = keep_subnormals()
         kv_heads, slots, splits = key.shape[1], key.shape[2], tops.shape[2]
         keys, values, sums_of_values = key.reshape(-1), value.reshape(-1), outputs.reshape(-1)
         scores = np.empty(group * BLOCK, np.float32)
@@ -123,21 +125,24 @@ def compile_attend(shape: Shape) -> Any:
                 # A row of V is asked for when the same row of K is done with: at equal offsets they evict each other.
                 if passes == 1:
                     for t in range(0, whole, tokens):
-                        score_tokens(q, 0, keys, (row + t) * dim, scores, t, heads, dim, tokens, key_format, k_lot,
-                                     k_after, values, (row + t - tokens) * dim_v, dim_v)  # fmt: skip
-                    for t in range(whole, count):
-                        score_tokens(q, 0, keys, (row + t) * dim, scores, t, heads, dim, 1, key_format, k_lot,
-                                     k_after, values, (row + t - 1) * dim_v, dim_v)  # fmt: skip
+                        score_tokens(q, 0, keys, (row + t) * dim, tokens, scores, t, heads, dim, tokens, key_format,
+                                     k_lot, k_after, values, (row + t - tokens) * dim_v, dim_v)  # fmt: skip
+                    if whole < count:
+                        score_tokens(q, 0, keys, (row + whole) * dim, count - whole, scores, whole, heads, dim, tokens,
+                                     key_format, k_lot, k_after, values, (row + whole - tokens) * dim_v,
+                                     dim_v)  # fmt: skip
                 else:
                     for t in range(count):
                         widen(keys, (row + t) * dim, wide, t * dim, dim, key_format, k_lot)
                     for head_at in range(0, group, heads):
                         for t in range(0, whole, tokens):
-                            score_tokens(q, head_at * dim, wide, t * dim, scores, head_at * BLOCK + t, heads, dim,
-                                         tokens, "float32", 0, k_after, values, (row + t) * dim_v, dim_v)  # fmt: skip
-                        for t in range(whole, count):
-                            score_tokens(q, head_at * dim, wide, t * dim, scores, head_at * BLOCK + t, heads, dim,
-                                         1, "float32", 0, k_after, values, (row + t) * dim_v, dim_v)  # fmt: skip
+                            score_tokens(q, head_at * dim, wide, t * dim, tokens, scores, head_at * BLOCK + t, heads,
+                                         dim, tokens, "float32", 0, k_after, values, (row + t) * dim_v,
+                                         dim_v)  # fmt: skip
+                        if whole < count:
+                            score_tokens(q, head_at * dim, wide, whole * dim, count - whole, scores,
+                                         head_at * BLOCK + whole, heads, dim, tokens, "float32", 0, k_after, values,
+                                         (row + whole) * dim_v, dim_v)  # fmt: skip
                 for g in range(group):
                     if softcap > 0.0:
                         cap_scores(scores, g * BLOCK, softcap)
@@ -166,6 +171,7 @@ def compile_attend(shape: Shape) -> Any:
                 for d in range(dim_v):
                     ordered[d] = sums_of_values[row_at + _dealt(d, v_lot)] * np.float32(v_after)
                 sums_of_values[row_at : row_at + dim_v] = ordered
+        restore(control)
 
     floats, number = types.float32, types.int64
     signature = types.void(
@@ -212,4 +218,4 @@ def compile_join() -> Any:
 def _revision() -> int:
     """A number for the source that the intrinsics are written in, which numba does not look at."""
     folder = Path(__file__).parent
-    return zlib.crc32(b"".join((folder / name).read_bytes() for name in ("tiles.py", "vectors.py")))
+    return zlib.crc32(b"".join((folder / name).read_bytes() for name in ("control.py", "tiles.py", "vectors.py")))

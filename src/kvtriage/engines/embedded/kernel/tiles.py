@@ -7,6 +7,7 @@ sums stay in registers. Scores of one block lie as [heads, BLOCK].
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -15,7 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kvtriage.engines.embedded.kernel.vectors import Machine, Vectors
+from kvtriage.engines.embedded.kernel.vectors import PIECE_LANES, Machine, Vectors
 
 __all__ = ["BLOCK", "add_values", "cap_scores", "largest", "score_tokens", "scores_to_weights", "widen"]
 
@@ -38,6 +39,15 @@ class _Writer(Vectors):
 
     def lanes(self, dim: int) -> int:
         return math.gcd(dim, self.machine.lanes)
+
+    def row(self, at: Any, token: int, count: Any, dim: int) -> Any:
+        """The place of a token's row, or of the last one's where there are only `count`."""
+        if isinstance(count, int):
+            return self.plus(at, token * dim)
+        last = self.plus(count, -1)
+        beyond = self.builder.icmp_signed(">", _I64(token), last)
+        number = self.builder.select(beyond, last, _I64(token))
+        return self.builder.add(self.plus(at, 0), self.builder.mul(number, _I64(dim)))
 
     def steps(self, dim: int, sums_per_lanes: int, lot: int) -> list[tuple[int, int]]:
         """(first column, columns) of a row that are widened together, as far as their sums fit in registers."""
@@ -74,37 +84,81 @@ def _write_widen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def score_tokens(
-    _typing: Any, query: Any, query_at: Any, key: Any, key_at: Any, scores: Any, scores_at: Any,
+    _typing: Any, query: Any, query_at: Any, key: Any, key_at: Any, count: Any, scores: Any, scores_at: Any,
     heads: Any, dim: Any, tokens: Any, fmt: Any, lot: Any, exponent: Any, ahead: Any, ahead_at: Any, ahead_dim: Any,
 ) -> Any:  # fmt: skip
     """scores[h, t] = 2^exponent · query[h] · key[t], for `heads` rows of the query and `tokens` of the key.
 
-    Meanwhile as many rows [ahead_dim] of `ahead` are fetched.
+    Where there are only `count` rows of the key, the last one stands in for those that are missing.
+    Meanwhile `tokens` rows [ahead_dim] of `ahead` are fetched.
     """
-    given = (query, query_at, key, key_at, scores, scores_at, heads, dim, tokens, fmt, lot, exponent, ahead, ahead_at,
-             ahead_dim)  # fmt: skip
+    given = (query, query_at, key, key_at, count, scores, scores_at, heads, dim, tokens, fmt, lot, exponent, ahead,
+             ahead_at, ahead_dim)  # fmt: skip
     return types.void(*given), _write_scores
 
 
 def _write_scores(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     write = _Writer(context, builder, signature, args)
-    (query, query_at, key, key_at, scores, scores_at, heads, dim, tokens, fmt, lot, exponent, ahead, ahead_at,
+    (query, query_at, key, key_at, count, scores, scores_at, heads, dim, tokens, fmt, lot, exponent, ahead, ahead_at,
      ahead_dim) = write.args  # fmt: skip
-    write.prefetch(ahead, ahead_at, tokens * ahead_dim, signature.args[12].dtype.bitwidth // 8)
-    lanes = write.lanes(dim)
-    sums = [write.constant(0.0, lanes)] * (heads * tokens)
-    for at, count in write.steps(dim, 1, lot):
-        for t in range(tokens):
-            parts = write.widened(key, write.plus(key_at, t * dim), at, count, fmt, lanes, lot)
-            for h in range(heads):
-                for number, part in enumerate(parts):
-                    q = write.load(query, write.plus(query_at, h * dim + at + number * lanes), lanes)
-                    sums[h * tokens + t] = write.multiply_add(part, q, sums[h * tokens + t])
-    found = write.times_power(write.sums(sums), exponent)
-    for h in range(heads):
-        row = write.pick(found, found, range(h * tokens, (h + 1) * tokens))
-        write.store(row, scores, write.plus(scores_at, h * BLOCK))
+    write.prefetch(ahead, ahead_at, tokens * ahead_dim, signature.args[13].dtype.bitwidth // 8)
+    rows = [write.row(key_at, t, count, dim) for t in range(tokens)]
+    if lot == 4 * PIECE_LANES:
+        found = _scores_of_pieces(write, query, query_at, key, rows, heads, dim)
+    else:
+        found = _scores_of_rows(write, query, query_at, key, rows, heads, dim, fmt, lot)
+    for h, row in enumerate(found):
+        write.store(write.times_power(row, exponent), scores, write.plus(scores_at, h * BLOCK))
     return context.get_dummy_value()
+
+
+def _scores_of_rows(
+    write: _Writer, query: Any, query_at: Any, key: Any, rows: list[Any], heads: int, dim: int, fmt: str, lot: int
+) -> list[Any]:
+    """Vectors along the rows: all lanes of a sum belong to one score."""
+    lanes = write.lanes(dim)
+    sums = [write.constant(0.0, lanes)] * (heads * len(rows))
+    for at, count in write.steps(dim, 1, lot):
+        for t, row in enumerate(rows):
+            for number, part in enumerate(write.widened(key, row, at, count, fmt, lanes, lot)):
+                for h in range(heads):
+                    q = write.load(query, write.plus(query_at, h * dim + at + number * lanes), lanes)
+                    sums[h * len(rows) + t] = write.multiply_add(part, q, sums[h * len(rows) + t])
+    found = write.sums(sums)
+    return [write.pick(found, found, range(h * len(rows), (h + 1) * len(rows))) for h in range(heads)]
+
+
+def _scores_of_pieces(
+    write: _Writer, query: Any, query_at: Any, key: Any, rows: list[Any], heads: int, dim: int
+) -> list[Any]:
+    """Vectors across the rows: PIECE_LANES lanes of a sum belong to each of `abreast` scores.
+
+    Four sums are added up together, and what then lies side by side are the scores of neighbouring tokens.
+    """
+    abreast = write.machine.abreast
+    count = len(rows) // abreast
+    sums = [[write.constant(0.0, write.machine.lanes)] * count for _ in range(heads)]
+    for at in range(0, dim, 4 * PIECE_LANES * abreast):
+        places = [[write.plus(rows[i * count + register], at) for i in range(abreast)] for register in range(count)]
+        pieces = [write.pieces_abreast(key, some) for some in places]
+        for piece, byte in itertools.product(range(abreast), range(4)):
+            parts = [write.from_words(words[piece], byte) for words in pieces]
+            for h in range(heads):
+                place = write.plus(query_at, h * dim + at + (4 * piece + byte) * PIECE_LANES)
+                q = write.repeated(query, place, abreast)
+                sums[h] = [write.multiply_add(part, q, kept) for part, kept in zip(parts, sums[h], strict=True)]
+    flat = [kept for row in sums for kept in row]
+    flat += [write.constant(0.0, write.machine.lanes)] * (-len(flat) % PIECE_LANES)
+    found = [write.sums_of_pieces(flat[at : at + PIECE_LANES]) for at in range(0, len(flat), PIECE_LANES)]
+    return [_scores_in_order(write, found, h * count, count) for h in range(heads)]
+
+
+def _scores_in_order(write: _Writer, found: list[Any], first: int, count: int) -> Any:
+    """Of `count` sums from the first one on: of each piece the sums' own lanes, of a vector of `found`."""
+    vector, lane = found[first // PIECE_LANES], first % PIECE_LANES
+    return write.pick(
+        vector, vector, [i * PIECE_LANES + lane + at for i in range(write.machine.abreast) for at in range(count)]
+    )
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]

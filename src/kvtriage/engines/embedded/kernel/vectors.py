@@ -15,13 +15,16 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-__all__ = ["Machine", "Vectors", "Widening"]
+__all__ = ["PIECE_LANES", "Machine", "Vectors", "Widening"]
 
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _EXPONENTIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 """(exp(r) − 1 − r) / r² on |r| ≤ ln 2 / 2, highest power first: the polynomial of Cephes' expf."""
+
+PIECE_LANES = 4
+"""32-bit words of one row, 16 bytes, that lie side by side with the same words of other rows."""
 
 _LINE_BYTES = 64
 _E4M3_BIAS, _F16_BIAS, _F32_BIAS = 7, 15, 127
@@ -69,12 +72,31 @@ class Machine:
             return cls("avx2", 8, 10, zen)
         return cls("128-bit", 4, 16, False)
 
+    @property
+    def abreast(self) -> int:
+        """Rows of which a register holds a piece each."""
+        return self.lanes // PIECE_LANES
+
     def widening(self, fmt: str, dim: int) -> Widening:
+        """Of a row, by vectors along it."""
         if fmt != "float8_e4m3fn":
             return Widening(0, 0)
         if self.subnormals and dim % (4 * self.lanes) == 0:
             return Widening(_F32_BIAS - _E4M3_BIAS, 4 * self.lanes)
         return Widening(_F16_BIAS - _E4M3_BIAS, 0)
+
+    def key_widening(self, fmt: str, dim: int) -> Widening:
+        """Of a row that is scored: by pieces abreast where it fills one cache line, for then few products share
+        the work of adding up lanes. Longer rows would be read back and forth, which the fetching of lines pays for.
+        """
+        along = self.widening(fmt, dim)
+        return Widening(along.exponent, 4 * PIECE_LANES) if along.lot and dim == _LINE_BYTES else along
+
+    def tokens(self, heads: int, lot: int) -> int:
+        """Tokens of a key that are scored together."""
+        if lot == 4 * PIECE_LANES:
+            return self.abreast * (4 if 4 * heads <= self.sums else 2 if 2 * heads <= self.sums else 1)
+        return 1 << max(0, min(3, (self.sums // heads).bit_length() - 1))
 
 
 class Vectors:
@@ -109,19 +131,41 @@ class Vectors:
         """
         if lot:
             first = column // lot * lot
-            return [self._from_words(pointer, self.plus(row, first), (column - first) // lanes, lanes)]
+            words = self.builder.load(self._at(pointer, self.plus(row, first), ir.VectorType(_I32, lanes)), align=1)
+            return [self.from_words(words, (column - first) // lanes)]
         return self.parts(self._in_order(pointer, self.plus(row, column), count, fmt), lanes)
 
-    def _from_words(self, pointer: Any, index: Any, byte: int, lanes: int) -> Any:
+    def pieces_abreast(self, pointer: Any, places: Sequence[Any]) -> list[Any]:
+        """A register is read from each of two or four places: the first pieces of all in a vector, then the second."""
+        register = ir.VectorType(_I32, PIECE_LANES * len(places))
+        rows = [self.builder.load(self._at(pointer, place, register), align=1) for place in places]
+        if len(places) == 2:
+            return [self._pieces(rows, order) for order in ((0, 2), (1, 3))]
+        pairs = rows[:2], rows[2:]
+        halves = [[self._pieces(pair, order) for pair in pairs] for order in ((0, 1, 4, 5), (2, 3, 6, 7))]
+        return [self._pieces(half, order) for half in halves for order in ((0, 2, 4, 6), (1, 3, 5, 7))]
+
+    def _pieces(self, pair: Sequence[Any], order: Sequence[int]) -> Any:
+        """Pieces by number; those of the second vector follow those of the first."""
+        return self.pick(
+            pair[0], pair[1], [piece * PIECE_LANES + lane for piece in order for lane in range(PIECE_LANES)]
+        )
+
+    def repeated(self, pointer: Any, index: Any, times: int) -> Any:
+        """PIECE_LANES float32 from index on, `times` over."""
+        piece = self.load(pointer, index, PIECE_LANES)
+        return self.pick(piece, piece, [*range(PIECE_LANES)] * times)
+
+    def from_words(self, words: Any, byte: int) -> Any:
         """The E4M3 in one byte of each 32-bit word, shifted to where a float32 keeps exponent and mantissa.
 
         That is 2^-120 of its value, since the exponent biases are 7 and 127; its subnormals are subnormal.
         """
-        build, words = self.builder, ir.VectorType(_I32, lanes)
-        word = build.load(self._at(pointer, index, words), align=1)
-        top = build.shl(word, ir.Constant(words, [24 - 8 * byte] * lanes))
-        moved = build.ashr(top, ir.Constant(words, [4] * lanes))
-        return build.bitcast(build.and_(moved, ir.Constant(words, [0x87F00000] * lanes)), ir.VectorType(_F32, lanes))
+        build, kind = self.builder, words.type
+        top = build.shl(words, ir.Constant(kind, [24 - 8 * byte] * kind.count))
+        moved = build.ashr(top, ir.Constant(kind, [4] * kind.count))
+        bits = build.and_(moved, ir.Constant(kind, [0x87F00000] * kind.count))
+        return build.bitcast(bits, ir.VectorType(_F32, kind.count))
 
     def _in_order(self, pointer: Any, index: Any, count: int, fmt: str) -> Any:
         """E4M3 by way of half precision: the shifted byte is a half of 2^-8 its value, the biases being 7 and 15,
@@ -178,7 +222,23 @@ class Vectors:
             paired = zip(vectors[::2], vectors[1::2], strict=True) if len(vectors) > 1 else [(vectors[0], None)]
             vectors = [self._halves_added(a, b, segment) for a, b in paired]
             segment //= 2
-        return self._joined(vectors)
+        return self.joined(vectors)
+
+    def sums_of_pieces(self, rows: Sequence[Any]) -> Any:
+        """Four rows, each piece of PIECE_LANES lanes summed: the sums of all first pieces, then of the second ones."""
+        a, b, c, d = rows
+        pairs = [self._pieces_added(x, y, (0, 1), (2, 3)) for x, y in ((a, b), (c, d))]
+        return self._pieces_added(pairs[0], pairs[1], (0, 2), (1, 3))
+
+    def _pieces_added(self, a: Any, b: Any, lanes: tuple[int, int], to: tuple[int, int]) -> Any:
+        """In each piece, two lanes of `a` and the same two of `b`, plus two others."""
+        width = a.type.count
+
+        def some(chosen: tuple[int, int]) -> Any:
+            starts = range(0, width, PIECE_LANES)
+            return self.pick(a, b, [side + at + lane for at in starts for side in (0, width) for lane in chosen])
+
+        return self.builder.fadd(some(lanes), some(to))
 
     def _halves_added(self, a: Any, b: Any | None, segment: int) -> Any:
         """Each segment's lower half plus its upper half, those of `a` and then those of `b`."""
@@ -188,7 +248,8 @@ class Vectors:
         high = self.pick(a, other, [lane + segment // 2 for lane in low])
         return self.builder.fadd(self.pick(a, other, low), high)
 
-    def _joined(self, vectors: list[Any]) -> Any:
+    def joined(self, vectors: list[Any]) -> Any:
+        """One behind the other; a power of two of them."""
         while len(vectors) > 1:
             width = 2 * vectors[0].type.count
             vectors = [self.pick(a, b, range(width)) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]

@@ -136,6 +136,31 @@ def test_each_byte_is_read_exactly(kernel: DecodeKernel, lane: int) -> None:
     torch.testing.assert_close(found[:, 0, 0, lane], numbers.to(F32), rtol=0, atol=0)
 
 
+@pytest.fixture
+def flushing() -> Iterator[None]:
+    """This thread, and those that it starts, take subnormal float32 for zero."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot")
+    yield
+    torch.set_flush_denormal(False)
+
+
+@pytest.mark.usefixtures("flushing")
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dim", [64, 80, 128])
+def test_subnormals_are_read_where_the_program_flushes_them(threads: int, dim: int) -> None:
+    """Keys that are nothing but subnormal decide the weights, and values likewise are the output."""
+    subnormal = torch.arange(256, dtype=torch.uint8)[[*range(1, 8), *range(0x81, 0x88)]]
+    drawn_at = torch.randint(0, subnormal.numel(), (2, 1, 2, 3000, dim), generator=torch.Generator().manual_seed(7))
+    key, value = subnormal[drawn_at].view(E4M3)
+    with open_decode(threads, "storage", torch.device("cpu")) as decode:
+        assert isinstance(decode, DecodeKernel)
+        found = check(decode, key, value, [(0, 3000)], 4, query=300 * drawn(1, 8, 1, dim, seed=5))
+    assert found.abs().max() > 2.0**-10
+    smallest = torch.full((), 2.0**-100) * torch.tensor(2.0**-40)
+    assert smallest == 0.0, "the kernel leaves the thread as it was"
+
+
 def test_adversarial_bytes(kernel: DecodeKernel) -> None:
     """Keys and values drawn from the subnormals, ±448 and signed zeros; queries that make one score tower."""
     numbers = every_byte()
@@ -193,17 +218,22 @@ def test_without_numba_torch_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpu", "features", "name", "lanes", "lot"),
+    ("cpu", "features", "name", "lanes", "lot", "key_lot"),
     [
-        ("znver5", "+avx,+avx2,+avx512f", "avx512", 16, 64),
-        ("znver3", "+avx2,-avx512f", "avx2", 8, 32),
-        ("sapphirerapids", "+avx2,+avx512f", "avx512", 16, 0),
-        ("generic", "-avx2", "128-bit", 4, 0),
+        ("znver5", "+avx,+avx2,+avx512f", "avx512", 16, 64, 16),
+        ("znver3", "+avx2,-avx512f", "avx2", 8, 32, 16),
+        ("sapphirerapids", "+avx2,+avx512f", "avx512", 16, 0, 0),
+        ("generic", "-avx2", "128-bit", 4, 0, 0),
     ],
 )
-def test_the_machine_is_told_by_its_features(cpu: str, features: str, name: str, lanes: int, lot: int) -> None:
+def test_the_machine_is_told_by_its_features(
+    cpu: str, features: str, name: str, lanes: int, lot: int, key_lot: int
+) -> None:
     machine = Machine.of(cpu, features)
     assert (machine.name, machine.lanes) == (name, lanes)
     assert machine.widening("float8_e4m3fn", 128).lot == lot
+    assert machine.key_widening("float8_e4m3fn", 128).lot == lot
+    assert machine.key_widening("float8_e4m3fn", 64).lot == key_lot
+    assert machine.key_widening("bfloat16", 64) == Widening(0, 0)
     assert machine.widening("float8_e4m3fn", 80) == Widening(8, 0)
     assert machine.widening("bfloat16", 128) == Widening(0, 0)
