@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvtriage.engines.embedded.engine import open_engine
-from kvtriage.records.case import Evidence, ScoreTrial, TimingTrial, Trial
+from kvtriage.records.evidence import Evidence
+from kvtriage.records.trials import ScoreTrial, TimingTrial, Trial
 from kvtriage.stages.ablate import ablate
 from kvtriage.stages.calibrate import calibrate
 from kvtriage.stages.diagnose import diagnose

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtriage.cli.job import Wiring
 from kvtriage.cli.main import main
+from kvtriage.cli.wiring import Wiring
 from kvtriage.engines.embedded.engine import open_engine
-from kvtriage.records.case import Sensitivities
 from kvtriage.records.probes import ProbeLine
+from kvtriage.records.sensitivities import Sensitivities
 from kvtriage.stages.calibrate import calibrate
 from kvtriage.stages.diagnose import diagnose
 from tests.flow.test_resume import SPLIT

@@ -11,12 +11,12 @@ from kvtriage.engines.base import Applied, Arm, Engine, ScoreResponse, Session, 
 from kvtriage.errors import EngineError, StudyError
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import capacity_tokens, price_policy
-from kvtriage.records.case import (
-    ArmRecord,
+from kvtriage.records.evidence import ArmRecord
+from kvtriage.records.plan import Plan
+from kvtriage.records.trials import (
     CapacityTrial,
     ContinuationTrial,
     LoadTrial,
-    Plan,
     PoolTrial,
     ScoreTrial,
     TimingTrial,

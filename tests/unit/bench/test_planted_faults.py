@@ -22,7 +22,8 @@ from bench.planted_faults import (
 )
 from kvtriage import __version__
 from kvtriage.checkpoints.faults import FAULTS
-from kvtriage.records.study import read_study, validate_study
+from kvtriage.records.study_file import read_study
+from kvtriage.records.study_limits import validate_study
 from kvtriage.stats import share_interval
 
 NONE = Repair(repair="none", scaling="unit", skip_layers=())
