@@ -7,7 +7,8 @@ A fault changes how K and V look on their way into the cache and leaves the BF16
 repair is known. The whole job runs on each planted checkpoint, by the command line, with the study beside this file
 and other text for every seed. Each result is a line of --results as soon as it is known; what has a line, of the same
 case, study and version, is not run again. So the bench can be stopped, and shared among machines or nights: shards may
-write to one file, or their files be joined. At the end the table of all results, as Markdown, with Wilson's intervals.
+write to one file, or their files be joined. Every kind of fault has its turn before any has its second. At the end the
+table of all results, as Markdown, with Wilson's intervals.
 Exit 1 when a case asked for here went wrong: another repair than the planted one, or any where nothing was planted.
 """
 
@@ -17,13 +18,17 @@ import argparse
 import fnmatch
 import json
 import os
+import resource
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
@@ -92,7 +97,11 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     found: Repair | None
     """None where the verdict cannot tell."""
     headline: str
+    date: str
     seconds: float
+    """By the clock, on whatever else the machine had to do."""
+    cpu_s: float
+    """What the case took of all cores together."""
 
     @property
     def outcome(self) -> str:
@@ -112,6 +121,16 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 def read_cases() -> list[Case]:
     return msgspec.convert(tomllib.loads(CASES.read_text())["cases"], list[Case])
+
+
+def in_turn(cases: Sequence[Case]) -> list[Case]:
+    """The first case of every model and fault, then the second of every: what goes wrong shows early."""
+    seen: Counter[tuple[str, str]] = Counter()
+    rounds = []
+    for case in cases:
+        seen[case.model, case.fault] += 1
+        rounds.append(seen[case.model, case.fault])
+    return [case for _, case in sorted(zip(rounds, cases, strict=True), key=lambda pair: pair[0])]
 
 
 def choose(cases: Sequence[Case], only: str, shard: str) -> list[Case]:
@@ -149,7 +168,7 @@ def add_result(file: Path, result: Result) -> None:
 
 
 def run(case: Case, folder: Path, study: str) -> Result:
-    """Plant, run, compare. Goes on with what a stopped run left in `folder`."""
+    """Plant, run, compare. Goes on with what a stopped run left in `folder`; the planted weights are not kept."""
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint, out, settings = folder / "checkpoint", folder / "case", folder / "study.toml"
     settings.write_text(f"seed = {case.seed}\n{STUDY.read_text()}")
@@ -159,13 +178,14 @@ def run(case: Case, folder: Path, study: str) -> Result:
         spec = read_cache_spec(source.config)
         plant(source, spec, case.fault, layer=case.layer, head=case.head, strength=case.strength, out=checkpoint)
     truth = json.loads((checkpoint / TRUTH_NAME).read_text())
-    start = time.perf_counter()
+    start, used = time.perf_counter(), _cpu_of_children()
     command = ["run", str(checkpoint), "--data", "demo:english", "--study", str(settings), "--out", str(out)]
     done = subprocess.run([sys.executable, "-m", "kvtriage", *command], stdout=subprocess.PIPE, check=False)
     if done.returncode not in (DECIDED, CANNOT_TELL):
         raise SystemExit(f"{case.name}: no verdict, exit code {done.returncode}")
     verdict = json.loads((out / "verdict.json").read_text())
     choice = verdict["choice"]
+    shutil.rmtree(checkpoint)
     return Result(
         case=case,
         study=study,
@@ -177,22 +197,29 @@ def run(case: Case, folder: Path, study: str) -> Result:
             repair=verdict["repair"], scaling=choice["scaling"], skip_layers=tuple(sorted(choice["skip_layers"]))
         ),
         headline=verdict["headline"],
+        date=time.strftime("%Y-%m-%d"),
         seconds=round(time.perf_counter() - start, 1),
+        cpu_s=round(_cpu_of_children() - used, 1),
     )
+
+
+def _cpu_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def draw_table(results: Sequence[Result], asked: int) -> Iterator[str]:
     """Markdown: every case, then the shares with their intervals."""
-    yield "| case | truth | verdict | outcome |"
-    yield "|---|---|---|---|"
+    yield "| case | truth | verdict | outcome | CPU s |"
+    yield "|---|---|---|---|---|"
     for result in results:
         name = f"`{result.case.name}`" + (" (edge)" if result.case.edge else "")
-        yield f"| {name} | {_said(result.truth)} | {_said(result.found)} | {result.outcome} |"
+        yield f"| {name} | {_said(result.truth)} | {_said(result.found)} | {result.outcome} | {result.cpu_s:.0f} |"
     clear = [each for each in results if each.case.fault != "none" and not each.case.edge]
     edge = [each for each in results if each.case.fault != "none" and each.case.edge]
     named = [each for each in results if each.truth.skip_layers and each.found is not None]
     yield ""
-    yield f"{len(results)} of {asked} cases have run. 95 % intervals are Wilson's."
+    yield f"{len(results)} of {asked} cases have run{_when(results)}. 95 % intervals are Wilson's."
     yield ""
     yield "| | cases | share | interval |"
     yield "|---|---|---|---|"
@@ -204,6 +231,14 @@ def draw_table(results: Sequence[Result], asked: int) -> Iterator[str]:
     nothing = [each for each in results if each.case.fault == "none"]
     yield _share("nothing planted: false alarms", [each.outcome == "false alarm" for each in nothing])
     yield _share("all: cannot tell", [each.outcome == "cannot tell" for each in results])
+
+
+def _when(results: Sequence[Result]) -> str:
+    """', on 2026-11-30 with version 0.1.0, at 60 CPU seconds a case'; '' without any."""
+    if not results:
+        return ""
+    dates = " to ".join(dict.fromkeys((min(each.date for each in results), max(each.date for each in results))))
+    return f", on {dates} with version {__version__}, at {fmean(each.cpu_s for each in results):.0f} CPU seconds a case"
 
 
 def _said(repair: Repair | None) -> str:
@@ -226,7 +261,7 @@ def main() -> int:
     parser.add_argument("--only", default="*", metavar="GLOB", help="cases whose name fits")
     parser.add_argument("--shard", default="1/1", metavar="I/N", help="each N-th case from the I-th on")
     parser.add_argument("--results", type=Path, default=Path("planted_faults.jsonl"), help="the results, line by line")
-    parser.add_argument("--keep", type=Path, help="leave checkpoints and cases in this folder, and go on with those")
+    parser.add_argument("--keep", type=Path, help="leave the cases in this folder, and go on with what is there")
     parser.add_argument("--table", action="store_true", help="run nothing: print the table of what there is")
     options = parser.parse_args()
     cases, study = read_cases(), sha256_bytes(STUDY.read_bytes())
@@ -237,12 +272,12 @@ def main() -> int:
     if not chosen:
         parser.error(f"no case fits {options.only!r}")
     done = read_results(options.results, study)
-    for case in () if options.table else [case for case in chosen if case not in done]:
+    for case in () if options.table else [case for case in in_turn(chosen) if case not in done]:
         with tempfile.TemporaryDirectory() as scratch:
             result = run(case, (options.keep or Path(scratch)) / case.name, study)
         add_result(options.results, result)
         done[case] = result
-        print(f"{case.name}: {result.outcome}, {result.seconds:.0f} s", file=sys.stderr)
+        print(f"{case.name}: {result.outcome}, {result.cpu_s:.0f} CPU s", file=sys.stderr)
     print("\n".join(draw_table([done[case] for case in cases if case in done], len(cases))))
     return 1 if any(done[case].bad for case in chosen if case in done) else 0
 

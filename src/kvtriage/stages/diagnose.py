@@ -36,6 +36,8 @@ __all__ = ["Suspects", "cost_diagnose", "diagnose", "find_suspects"]
 
 _TARGET = 0.7
 """Share of the KL margin that the layers left in FP8 may use up by themselves."""
+_MOST_TOGETHER = 2.0
+"""Single layers say so much about layers together, and no more: beyond it, whom to accuse is for the search to find."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,9 @@ def diagnose(
         )
         for layer in spec.layers
     }
-    suspects = find_suspects(irreparable, spec, study.rule.kl_margin)
+    everywhere = tuple(range(spec.num_layers))
+    together = min(fmean(row.kl) for row in rows.values() if row.layers == everywhere and row.format in reachable)
+    suspects = find_suspects(irreparable, together, spec, study.rule.kl_margin)
     repairs = () if anatomy is None else tuple(repair_rows(anatomy, rows, spec, scales, study.numerics))
     return Sensitivities(
         kvtriage_version=__version__,
@@ -131,17 +135,19 @@ def _head_rows(rows: Mapping[Probe, ProbeRow], spec: CacheSpec) -> tuple[ProbeRo
     return tuple(found)
 
 
-def find_suspects(damage: Mapping[int, float], spec: CacheSpec, kl_margin: float) -> Suspects:
+def find_suspects(damage: Mapping[int, float], together: float, spec: CacheSpec, kl_margin: float) -> Suspects:
     """The fewest layers to keep in BF16 so that the damage of the others fits most of the margin.
 
-    damage: mean KL of each layer alone under the best scales there are, nats per token. Damage
-    of single layers is added up, which is an estimate; the ablation is the proof. When the
+    damage: mean KL of each layer alone under the best scales there are, nats per token; together:
+    of all layers at once. Damage of single layers is added up, and taken to be larger where it is
+    together, up to twice: an estimate; the ablation is the proof. A layer that alone has half of all damage, and
+    may use up half of what the others may, is suspected too: the margins are near. When the
     layers found are most of one attention type and no others, the whole type is suspected: it
     is one flag to the server. Without damage to repair, the most sensitive type (or layer)
     stands in, so that the fourth arm still shows what skipping buys.
     """
     total = sum(damage.values())
-    target = _TARGET * kl_margin
+    target = _TARGET * kl_margin / min(max(1.0, together / total if total > 0 else 1.0), _MOST_TOGETHER)
     worst_first = sorted(damage, key=lambda layer_idx: (-damage[layer_idx], layer_idx))
     chosen: list[int] = []
     left = total
@@ -150,6 +156,8 @@ def find_suspects(damage: Mapping[int, float], spec: CacheSpec, kl_margin: float
             break
         chosen.append(layer_idx)
         left -= damage[layer_idx]
+    if not chosen and damage[worst_first[0]] >= max(total, target) / 2:
+        chosen = worst_first[:1]
     if not chosen:
         return _stand_in(damage, spec, total)
     for kind in spec.kinds:

@@ -8,7 +8,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.planted_faults import STUDY, Case, Repair, Result, add_result, choose, draw_table, read_cases, read_results
+from bench.planted_faults import (
+    STUDY,
+    Case,
+    Repair,
+    Result,
+    add_result,
+    choose,
+    draw_table,
+    in_turn,
+    read_cases,
+    read_results,
+)
 from kvtriage import __version__
 from kvtriage.checkpoints.faults import FAULTS
 from kvtriage.records.study_file import read_study
@@ -29,7 +40,15 @@ def result(
 ) -> Result:
     case = Case(model="gemma3-270m", fault="none" if truth == NONE else fault, seed=seed, edge=edge)
     return Result(
-        case=case, study="s", kvtriage_version=__version__, truth=truth, found=found, headline="so", seconds=1.0
+        case=case,
+        study="s",
+        kvtriage_version=__version__,
+        truth=truth,
+        found=found,
+        headline="so",
+        date="2026-11-30",
+        seconds=9.0,
+        cpu_s=4.0,
     )
 
 
@@ -84,6 +103,13 @@ def test_shards_share_all_cases_once() -> None:
     assert {case.fault for case in choose(cases, "gemma3-270m/none-*", "1/1")} == {"none"}
 
 
+def test_every_kind_has_its_turn_before_any_has_its_second() -> None:
+    cases = in_turn(read_cases())
+    kinds = [(case.model, case.fault) for case in cases]
+    assert Counter(cases) == Counter(read_cases())
+    assert set(kinds[: len(set(kinds))]) == set(kinds)
+
+
 @pytest.mark.parametrize("shard", ["0/4", "5/4", "1", "a/b", "1/0"])
 def test_shards_that_are_none(shard: str) -> None:
     with pytest.raises(ValueError, match=r"shard|invalid"):
@@ -116,11 +142,11 @@ def test_the_table_has_every_case_and_wilsons_intervals() -> None:
     results = [result(NONE, NONE, seed=seed) for seed in range(9)]
     results += [result(NONE, SCALES, seed=9), result(SKIP, SKIP), result(BOTH, SKIP, edge=True)]
     lines = list(draw_table(results, 53))
-    assert "| `gemma3-270m/none-seed9` | none, unit | scales, per_tensor | false alarm |" in lines
-    assert (
-        "| `gemma3-270m/v_offset-seed0` (edge) | both, per_tensor, skip 3 | skip, unit, skip 3 | too little |" in lines
-    )
-    assert "12 of 53 cases have run. 95 % intervals are Wilson's." in lines
+    assert "| `gemma3-270m/none-seed9` | none, unit | scales, per_tensor | false alarm | 4 |" in lines
+    edge = "| `gemma3-270m/v_offset-seed0` (edge) | both, per_tensor, skip 3 | skip, unit, skip 3 | too little | 4 |"
+    assert edge in lines
+    when = f"on 2026-11-30 with version {__version__}, at 4 CPU seconds a case"
+    assert f"12 of 53 cases have run, {when}. 95 % intervals are Wilson's." in lines
     found = share_interval(1, 10, 0.95)
     assert f"| nothing planted: false alarms | 1 of 10 | 10% | {found.low:.0%} to {found.high:.0%} |" in lines
     assert "| all: cannot tell | 0 of 12 | 0% | 0% to 24% |" in lines

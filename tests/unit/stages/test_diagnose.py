@@ -7,11 +7,16 @@ import pytest
 
 from kvtriage.kvcache.policy import Mantissa
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
-from kvtriage.stages.diagnose import find_suspects
+from kvtriage.stages.diagnose import Suspects, find_suspects
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, uniform
 
 MARGIN = 0.05
 HEALTHY = dict.fromkeys(range(6), 0.0005)
+
+
+def suspects(damage: dict[int, float], spec: CacheSpec, kl_margin: float) -> Suspects:
+    """Where the damage of single layers adds up."""
+    return find_suspects(damage, sum(damage.values()), spec, kl_margin)
 
 
 def test_every_layer_head_and_type_is_probed() -> None:
@@ -70,29 +75,49 @@ def test_an_unlucky_bound_accuses_nobody(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_fewest_layers_that_leave_most_of_the_margin() -> None:
     bound = HEALTHY | {1: 0.05, 4: 0.08}
-    assert find_suspects(bound, uniform(), MARGIN).layers == (1, 4)
-    assert find_suspects(bound, uniform(), 0.1).layers == (4,)
+    assert suspects(bound, uniform(), MARGIN).layers == (1, 4)
+    assert suspects(bound, uniform(), 0.1).layers == (4,)
+
+
+def test_layers_that_do_more_damage_together_are_suspected_for_that() -> None:
+    """0.034 nats one by one fit a margin of 0.05, and 0.08 together do not."""
+    bound = HEALTHY | {1: 0.0156, 4: 0.0164}
+    alone = suspects(bound, uniform(), MARGIN)
+    assert (alone.layers, alone.stand_out) == ((4,), False)
+    found = find_suspects(bound, 0.08, uniform(), MARGIN)
+    assert (found.layers, found.stand_out) == ((1, 4), True)
+    assert find_suspects(bound, 0.001, uniform(), MARGIN) == alone
+
+
+def test_what_only_harms_together_does_not_accuse_the_healthy() -> None:
+    assert not find_suspects(HEALTHY, 0.3, uniform(), MARGIN).stand_out
+
+
+def test_a_layer_that_comes_near_the_margin_alone_is_suspected_and_not_its_type() -> None:
+    found = suspects(HEALTHY | {3: 0.0214}, hybrid(), MARGIN)
+    assert (found.layers, found.stand_out) == ((3,), True)
+    assert "layer 3 alone loses 0.021 of 0.024 nats" in found.explanation
 
 
 def test_most_of_one_type_is_the_type() -> None:
     spec = hybrid()
     sliding = spec.layers_of(LayerKind.SLIDING)
     bound = HEALTHY | dict(zip(sliding, (0.3, 0.2, 0.1, 0.012), strict=True))
-    found = find_suspects(bound, spec, MARGIN)
+    found = suspects(bound, spec, MARGIN)
     assert (found.layers, found.stand_out) == (sliding, True)
     assert "3 of the 4 sliding layers" in found.explanation
 
 
 def test_few_of_one_type_are_not_the_type() -> None:
-    assert find_suspects(HEALTHY | {0: 0.3, 1: 0.2}, hybrid(), MARGIN).layers == (0, 1)
+    assert suspects(HEALTHY | {0: 0.3, 1: 0.2}, hybrid(), MARGIN).layers == (0, 1)
 
 
 def test_layers_of_both_types_are_named_one_by_one() -> None:
-    assert find_suspects(HEALTHY | {0: 0.3, 2: 0.3, 5: 0.3}, hybrid(), MARGIN).layers == (0, 2, 5)
+    assert suspects(HEALTHY | {0: 0.3, 2: 0.3, 5: 0.3}, hybrid(), MARGIN).layers == (0, 2, 5)
 
 
 @pytest.mark.parametrize(("spec", "layers"), [(hybrid(), (0, 1, 3, 4)), (uniform(), (3,))])
 def test_without_damage_the_most_sensitive_stands_in(spec: CacheSpec, layers: tuple[int, ...]) -> None:
-    found = find_suspects(HEALTHY | {3: 0.004}, spec, MARGIN)
+    found = suspects(HEALTHY | {3: 0.004}, spec, MARGIN)
     assert (found.layers, found.stand_out) == (layers, False)
     assert "no layer stands out" in found.explanation
