@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from bench.explorer import hybrid
 from kvtriage.explore.server import Explored, open_server
 from kvtriage.kvcache.spec import LayerKind, LayerSpec
 from tests.browser.explorer_page import Serve, Visit, alone, cell, kept, until, wait_for_stored
-from tests.unit.explore.subjects import hybrid, measured, watch_folder, write_case
+from tests.unit.explore.subjects import measured, watch_folder, write_case
 from tests.unit.report.cases import smollm_like, with_hostile_text
 
 POISON = "<script>document.title='taken'</script><img src=x onerror=alert(1)>"

@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 
 from kvtriage.checkpoints.attention_names import attention_stacks, scale_stacks, text_stack
-from kvtriage.checkpoints.bf16 import widen
 from kvtriage.checkpoints.json_file import encode_object, read_object
 from kvtriage.checkpoints.links import followed, link_file, model_files
 from kvtriage.checkpoints.model_folder import INDEX_NAME, ModelFolder
 from kvtriage.checkpoints.safetensors_file import RawTensor, build_index, read_header, read_raw, write_shard
+from kvtriage.checkpoints.stored_scales import decode_scale
 from kvtriage.errors import BadInput, EngineError, ModelError, StorageError
 from kvtriage.files import new_folder, write_atomic
 from kvtriage.fp8.scales import LayerScales, ScaleSet
@@ -241,16 +241,10 @@ def _decode(tensor: RawTensor, file: Path, name: str) -> tuple[float, ...]:
             pass
         case shape:
             raise ModelError(f"{name!r} in {file} has shape {list(shape)}", hint=_SHAPES)
-    match tensor.dtype:
-        case "F32":
-            values = tensor.data.view("<f4")
-        case "F16":
-            values = tensor.data.view("<f2").astype(np.float32)
-        case "BF16":
-            values = widen(tensor.data.view("<u2"))
-        case dtype:
-            raise ModelError(f"{name!r} in {file} is stored as {dtype}", hint="scales are F32, F16 or BF16")
-    return tuple(map(float, values))
+    values = decode_scale(tensor)
+    if values is None:
+        raise ModelError(f"{name!r} in {file} is stored as {tensor.dtype}", hint="scales are F32, F16 or BF16")
+    return values
 
 
 def _check_lengths(folder: Path, scaling: Scaling, layers: list[LayerScales]) -> None:

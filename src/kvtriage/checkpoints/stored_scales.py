@@ -22,7 +22,7 @@ from kvtriage.checkpoints.scale_names import Form, ScaleName, read_scale_name
 from kvtriage.errors import ModelError
 from kvtriage.kvcache.declared import DeclaredCache, read_declared_cache
 
-__all__ = ["HeldScales", "StoredScale", "load_held_scales"]
+__all__ = ["HeldScales", "StoredScale", "decode_scale", "load_held_scales"]
 
 _MOST_ELEMENTS = 65_536
 """Of one scale; more is no scale, and is not read."""
@@ -103,13 +103,14 @@ def _read(folder: Path, file: str, header: ShardHeader, name: str, scale: ScaleN
     entry = header.tensors[name]
     values = None
     if entry.elements <= _MOST_ELEMENTS:
-        values = _decode(read_raw(followed(folder, file), header, name))
+        values = decode_scale(read_raw(followed(folder, file), header, name))
     return StoredScale(
         name, file, scale.root, scale.layer_idx, scale.tensor, scale.form, entry.dtype, entry.shape, values, indexed
     )
 
 
-def _decode(tensor: RawTensor) -> tuple[float, ...] | None:
+def decode_scale(tensor: RawTensor) -> tuple[float, ...] | None:
+    """The numbers of a scale; None for a dtype that scales are not stored in."""
     match tensor.dtype:
         case "F32":
             values = tensor.data.view("<f4")

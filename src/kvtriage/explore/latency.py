@@ -24,13 +24,11 @@ DRAWN_ON = 4
 
 @dataclass(frozen=True)
 class Timed:
-    """One arm's line at one length: seconds of a decoded token, and the line's own interval."""
+    """One arm's line at one length: seconds of a decoded token; `text` says its interval too."""
 
     arm: str
     label: str
     itl_s: float
-    low_s: float | None
-    high_s: float | None
     text: str
 
 
@@ -79,7 +77,7 @@ def _timed(trials: Trials, arm: ArmRecord | None, context_len: int, confidence: 
         return None
     value, band = line.at(context_len), line.band_at(context_len, confidence)
     low, high = (None, None) if band is None else (max(0.0, band[0]), band[1])
-    return Timed(arm.name, arm.label, value, low, high, format_interval(value, low, high, format_seconds))
+    return Timed(arm.name, arm.label, value, format_interval(value, low, high, format_seconds))
 
 
 def _notes(longest: int, at: int, context_len: int) -> tuple[str, ...]:

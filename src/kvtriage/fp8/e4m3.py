@@ -14,7 +14,6 @@ __all__ = [
     "MAX",
     "SATURATES_ABOVE",
     "SMALLEST_NORMAL",
-    "SMALLEST_SUBNORMAL",
     "SUB_OCTAVES",
     "decode",
     "encode",
@@ -25,7 +24,6 @@ MAX = 448.0
 SATURATES_ABOVE = 464.0
 """Half a step beyond MAX: up to here MAX is the nearest value anyway, and nothing more is lost."""
 SMALLEST_NORMAL = 2.0**-6
-SMALLEST_SUBNORMAL = 2.0**-9
 SUB_OCTAVES: tuple[float, ...] = tuple(2.0 ** (i / 8) for i in range(8))
 """Positions within an octave at which the scale-free bound is tried: the relative step of a
 3-bit mantissa varies by 2x over an octave, so where a head's values sit matters."""

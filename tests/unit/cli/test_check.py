@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -20,8 +21,9 @@ from kvtriage.kvcache.policy import Scaling
 from kvtriage.records.plan import Plan
 from kvtriage.records.scales import LayerScalesRecord, ScaleRecord
 from tests.unit.checkpoints.foreign import PER_TENSOR, make_checkpoint, of_layers
-from tests.unit.engines.vllm import misbehaving_server
-from tests.unit.engines.vllm.misbehaving_server import SCALES, Geometry, Player, playing
+from tests.unit.engines.vllm.misbehaving import program
+from tests.unit.engines.vllm.misbehaving.player import SCALES, Geometry, Player
+from tests.unit.engines.vllm.misbehaving.serving import playing
 
 GEOMETRY = Geometry(3, 4, 2, (None, None, None))
 
@@ -148,11 +150,13 @@ def test_a_server_without_the_extension_cannot_say(tmp_path: Path, capsys: pytes
     assert "hint:" in capsys.readouterr().err
 
 
-def test_a_server_is_started_on_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-
+def test_a_server_is_started_on_the_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]), prepend=os.pathsep)
     folder = make_checkpoint(tmp_path / "m", of_layers(), PER_TENSOR)
     serving(folder)
-    command = f"{sys.executable} {misbehaving_server.__file__} serve"
+    command = f"{sys.executable} -m {program.__name__} serve"
     # The fake server's own geometry has 6 layers: three too many, which is what a wrong model looks like.
     assert main(["check", str(folder), "--engine", "vllm", "--vllm-command", command]) == 1
     captured = capsys.readouterr()

@@ -12,25 +12,13 @@ from kvtriage.cli.case_folder.layout import TRIALS
 from kvtriage.explore.choice import Choice, read_choice
 from kvtriage.explore.subject import Measured, Subject
 from kvtriage.explore.watch import CaseWatch
-from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
 from kvtriage.records.pairing import sort_trials
 from kvtriage.records.values import cache_spec
 from tests.unit.report.cases import Case
 
-__all__ = ["STAGES", "append_trials", "ask", "hybrid", "measured", "watch_folder", "write_case"]
+__all__ = ["STAGES", "append_trials", "ask", "measured", "watch_folder", "write_case"]
 
 STAGES = ("plan", "scales", "sensitivities", "trials", "evidence", "verdict")
-
-
-def hybrid(num_layers: int) -> Subject:
-    """Every sixth layer attends to everything, the others to a window of 1,024."""
-    layers = tuple(
-        LayerSpec(idx, LayerKind.FULL, 32, 8, 128, 128)
-        if idx % 6 == 5
-        else LayerSpec(idx, LayerKind.SLIDING, 32, 8, 128, 128, 1024)
-        for idx in range(num_layers)
-    )
-    return Subject("org/hybrid", "org/hybrid", CacheSpec("gemma3_text", layers, 131_072))
 
 
 def measured(case: Case) -> Subject:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from bench.explorer import hybrid
 from kvtriage.errors import StudyError
 from kvtriage.explore.choice import Choice, read_choice, read_ranges
 from kvtriage.explore.subject import Subject
 from kvtriage.kvcache.policy import Scaling
-from tests.unit.explore.subjects import hybrid
 from tests.unit.kvcache.architectures import QWEN3_NEXT
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bench.explorer import hybrid
 from kvtriage.explore.front import MOST_STEPS, build_front
 from kvtriage.explore.policies import engine_args, policy_of
 from kvtriage.explore.subject import Subject
 from kvtriage.kvcache.allocator import Capacity
 from kvtriage.kvcache.engine_args import reserve
-from tests.unit.explore.subjects import ask, hybrid, measured
+from tests.unit.explore.subjects import ask, measured
 from tests.unit.kvcache.models import GPT_OSS_20B
 from tests.unit.report.cases import gemma_like, smollm_like
 

@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from bench.explorer import hybrid
 from kvtriage.explore.latency import DRAWN_ON, expect_latency
 from kvtriage.explore.policies import policy_of
 from kvtriage.explore.subject import Measured, Subject
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.records.latency import itl_line, longest_timed
 from kvtriage.records.pairing import Trials
-from tests.unit.explore.subjects import hybrid, measured
+from kvtriage.stages.wording import format_interval
+from kvtriage.units import format_seconds
+from tests.unit.explore.subjects import measured
 from tests.unit.report.cases import gemma_like, without_arms
 
 
@@ -33,7 +36,7 @@ def test_a_timed_policy_is_told_by_its_own_line() -> None:
     assert found.arms[0].itl_s == pytest.approx(line.at(800))
     band = line.band_at(800, 0.95)
     assert band is not None
-    assert (found.arms[0].low_s, found.arms[0].high_s) == pytest.approx((max(0, band[0]), band[1]))
+    assert found.arms[0].text == format_interval(line.at(800), max(0, band[0]), band[1], format_seconds)
 
 
 def test_another_policy_lies_between_two_lines() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from bench.explorer import hybrid
 from kvtriage.explore.front import build_front
 from kvtriage.explore.layers import view_model
 from kvtriage.explore.policies import engine_args, policy_of
@@ -17,7 +18,7 @@ from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.prices.explain import Explanation, explain
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.kvcache.support.gpus import find_gpu
-from tests.unit.explore.subjects import ask, hybrid, measured
+from tests.unit.explore.subjects import ask, measured
 from tests.unit.kvcache.architectures import DEEPSEEK_V32, EVERY_KIND, QWEN3_NEXT
 from tests.unit.kvcache.models import GPT_OSS_20B
 from tests.unit.report.cases import gemma_like

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.explorer import hybrid
 from kvtriage.errors import StudyError
 from kvtriage.explore.server import HOST, Explored, ExplorerServer, open_server
-from tests.unit.explore.subjects import append_trials, hybrid, watch_folder, write_case
+from tests.unit.explore.subjects import append_trials, watch_folder, write_case
 from tests.unit.report.cases import smollm_like
 
 

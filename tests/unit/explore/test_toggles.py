@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from bench.explorer import hybrid
 from kvtriage.explore.choice import read_ranges
 from kvtriage.explore.policies import engine_args, policy_of
 from kvtriage.explore.subject import Subject
@@ -14,7 +15,7 @@ from kvtriage.kvcache.allocator import Capacity
 from kvtriage.kvcache.engine_args import reserve
 from kvtriage.kvcache.prices.explain import RequestPrice, price_request
 from kvtriage.kvcache.spec import CacheSpec
-from tests.unit.explore.subjects import ask, hybrid
+from tests.unit.explore.subjects import ask
 from tests.unit.kvcache.architectures import EVERY_KIND
 
 

@@ -24,7 +24,7 @@ def test_constants_are_the_formats() -> None:
     finite = e4m3.decode(ALL_CODES)[~np.isnan(e4m3.decode(ALL_CODES))]
     positive = finite[finite > 0]
     assert positive.max() == e4m3.MAX == 448
-    assert positive.min() == e4m3.SMALLEST_SUBNORMAL == 2**-9
+    assert positive.min() == 2**-9
     assert e4m3.decode(0b0_0001_000) == e4m3.SMALLEST_NORMAL == 2**-6
     assert np.isnan(e4m3.decode([0x7F, 0xFF])).all()
     assert np.isnan(e4m3.decode(ALL_CODES)).sum() == 2

@@ -128,10 +128,6 @@ class LayerStack:
     first_draft_index: int
 
     @classmethod
-    def of_layers(cls, layers: Iterable[EngineLayer]) -> LayerStack:
-        return cls.of_runs((1, layer) for layer in layers)
-
-    @classmethod
     def of_runs(cls, runs: Iterable[tuple[int, EngineLayer]]) -> LayerStack:
         """Layers as runs of equal ones: (count, layer). Raises ValueError for more than MAX_LAYERS."""
         places: dict[EngineLayer, list[int]] = {}

@@ -55,11 +55,6 @@ class TensorParallelFacts:
         """Of one rank, all layers together."""
         return sum(alike.num_layers * alike.per_tensor_scale_bytes for alike in self.layers)
 
-    @property
-    def replicates_kv(self) -> bool:
-        """Whether some K and V are on several ranks at once."""
-        return any(alike.copies > 1 for alike in self.layers)
-
 
 def tensor_parallel_facts(spec: CacheSpec, tensor_parallel: int) -> TensorParallelFacts:
     """What one rank holds, for the layers of the model without its drafter.

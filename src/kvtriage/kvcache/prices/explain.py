@@ -81,20 +81,6 @@ class Explanation:
         return self.contents.total_bytes
 
     @property
-    def worksheet_tokens(self) -> int | None:
-        """Tokens of such requests that the worksheet alone would allow; None where the engine prints no line."""
-        if self.kv_tokens is None:
-            return None
-        return self.kv_tokens + sum(cause.tokens or 0 for cause in self.beside)
-
-    @property
-    def least_memory_bytes(self) -> int:
-        """The least memory with which the engine starts: one request of max_model_len and the null block."""
-        return self.reserved.reserved_bytes + sum(
-            cause.reserved_bytes for cause in self.pool_causes if cause.kind is CauseKind.NULL_BLOCK
-        )
-
-    @property
     def gains_by_skipping(self) -> bool:
         """True where the engine reports more tokens than with every layer in FP8, though some are kept in BF16."""
         reported, all_fp8 = self.reported_tokens, self.all_fp8_tokens

@@ -84,10 +84,6 @@ def _is_unit(subject: Subject) -> bool:
     return bool(subject.fp8_layers) and not subject.has_static_scales
 
 
-def _mixes(subject: Subject) -> bool:
-    return bool(subject.fp8_layers) and bool(subject.policy.skip_layers)
-
-
 def _shares_scaled_cache(subject: Subject) -> bool:
     shared = {layer.shares_with for layer in subject.spec.layers}
     return subject.has_static_scales and any(layer.layer_idx in shared for layer in subject.fp8_layers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from statistics import fmean
 
 from kvtriage.records.sensitivities import ProbeRow
@@ -25,9 +24,6 @@ _STYLES = {
 }
 _BEST = {"mantissa": "the scale-free bound", "fp8:per_tensor": "FP8 per-tensor", "fp8:per_head": "FP8 per-head"}
 """What shows how far scales can go: the bound is an estimate, and calibrated scales may do better."""
-
-_Guessed = Set[tuple[tuple[int, ...], str]]
-"""Layers and format of what was screened, and measured by no probe."""
 
 
 def draw_repairable(view: CaseView) -> Figure | Absent:

@@ -20,7 +20,10 @@ from kvtriage.engines.vllm.server import Launch, Recipe, Server
 from kvtriage.errors import EngineError
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.kvcache.spec import CacheSpec
-from tests.unit.engines.vllm.misbehaving_server import SCALES, Faults, Geometry, Player, playing, read_flags
+from tests.unit.engines.vllm.misbehaving.faults import Faults
+from tests.unit.engines.vllm.misbehaving.player import SCALES, Geometry, Player
+from tests.unit.engines.vllm.misbehaving.program import read_flags
+from tests.unit.engines.vllm.misbehaving.serving import playing
 
 __all__ = ["Stable", "attached", "geometry_of", "player"]
 

@@ -23,7 +23,7 @@ from kvtriage.stages.ablate import ablate
 from kvtriage.stages.arms import check_applied
 from kvtriage.stages.orders import Across, in_turn
 from tests.unit.engines.vllm.fleets import attached, player
-from tests.unit.engines.vllm.misbehaving_server import Player
+from tests.unit.engines.vllm.misbehaving.player import Player
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, silent
 
 SPEC = hybrid()

@@ -16,7 +16,9 @@ from kvtriage.engines.vllm import client as client_module
 from kvtriage.engines.vllm.client import TOKEN_VARIABLE, Client, check_url, token_from_environment
 from kvtriage.engines.vllm.failures import Refused, ServerGone, Unanswered
 from kvtriage.errors import NonFinite, StudyError
-from tests.unit.engines.vllm.misbehaving_server import Faults, Player, playing
+from tests.unit.engines.vllm.misbehaving.faults import Faults
+from tests.unit.engines.vllm.misbehaving.player import Player
+from tests.unit.engines.vllm.misbehaving.serving import playing
 
 TOKEN = "tok-5e1d0c"
 

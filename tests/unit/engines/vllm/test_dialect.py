@@ -20,7 +20,9 @@ from kvtriage.stages.ablate import ablate
 from kvtriage.stages.decide import decide
 from kvtriage.stages.wording import format_share
 from tests.unit.engines.vllm.fleets import attached, player
-from tests.unit.engines.vllm.misbehaving_server import Faults, Player, playing
+from tests.unit.engines.vllm.misbehaving.faults import Faults
+from tests.unit.engines.vllm.misbehaving.player import Player
+from tests.unit.engines.vllm.misbehaving.serving import playing
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, silent
 
 SPEC = hybrid()

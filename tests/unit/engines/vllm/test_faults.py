@@ -20,7 +20,7 @@ from kvtriage.records.sensitivities import Sensitivities
 from kvtriage.records.trials import LoadTrial, PoolTrial, ScoreTrial, TimingTrial, Trial
 from kvtriage.stages.ablate import ablate
 from tests.unit.engines.vllm.fleets import Stable
-from tests.unit.engines.vllm.misbehaving_server import STALL_S, Faults
+from tests.unit.engines.vllm.misbehaving.faults import STALL_S, Faults
 from tests.unit.stages.fake_case import STUDY, FakeCase, silent
 
 COMPLETIONS = "/v1/completions"

@@ -25,14 +25,16 @@ from kvtriage.engines.vllm.server import (
     split_command,
 )
 from kvtriage.errors import EngineError
-from tests.unit.engines.vllm.misbehaving_server import Player, playing
+from tests.unit.engines.vllm.misbehaving import program
+from tests.unit.engines.vllm.misbehaving.player import Player
+from tests.unit.engines.vllm.misbehaving.serving import playing
 
-FAKE = str(Path(__file__).with_name("misbehaving_server.py"))
 ROOT = Path(__file__).parents[4]
+FAKE = program.__name__
 
 
 def recipe(tmp_path: Path, **environment: str) -> Recipe:
-    return Recipe((sys.executable, FAKE, str(tmp_path / "model")), environment)
+    return Recipe((sys.executable, "-m", FAKE, str(tmp_path / "model")), {"PYTHONPATH": str(ROOT), **environment})
 
 
 def how(tmp_path: Path, said: list[str] | None = None, timeout_s: float = 20.0) -> Launch:
@@ -218,7 +220,7 @@ import signal, sys, time
 from pathlib import Path
 from kvtriage.engines.vllm.server import Launch, Recipe, launch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
-recipe = Recipe((sys.executable, sys.argv[1], "model"), {"FAKE_CHILD": sys.argv[2]})
+recipe = Recipe((sys.executable, "-m", sys.argv[1], "model"), {"FAKE_CHILD": sys.argv[2]})
 with launch(recipe, "bf16", Launch(Path(sys.argv[3]), lambda line: None, 20.0, grace_s=1.0)):
     print("ready", flush=True)
     time.sleep(600)
@@ -232,7 +234,7 @@ def test_no_server_outlives_kvtriage_whatever_ends_it(tmp_path: Path, number: si
         [sys.executable, "-c", OWNER, FAKE, str(marker), str(tmp_path / "servers")],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT)))},
     )
     with owner:
         assert owner.stdout is not None

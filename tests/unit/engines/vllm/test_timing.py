@@ -12,7 +12,8 @@ import pytest
 from kvtriage.engines.vllm.client import Client, Piece
 from kvtriage.engines.vllm.failures import Unanswered
 from kvtriage.engines.vllm.timing import Stream, closed_loop, mean_steps, open_loop, read_stream, stream_body
-from tests.unit.engines.vllm.misbehaving_server import Player, playing
+from tests.unit.engines.vllm.misbehaving.player import Player
+from tests.unit.engines.vllm.misbehaving.serving import playing
 
 
 def event(*tokens: int) -> bytes:

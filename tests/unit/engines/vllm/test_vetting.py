@@ -12,6 +12,7 @@ from kvtriage.errors import EngineError, PolicyNotApplied
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.stages.arms import check_applied
 from tests.unit.engines.vllm.fleets import attached, player
+from tests.unit.engines.vllm.misbehaving.worker import answer_call
 from tests.unit.stages.fake_case import hybrid
 
 SPEC = hybrid()
@@ -40,7 +41,7 @@ def test_what_an_earlier_run_left_on_is_switched_off(tmp_path: Path) -> None:
     """A run that was killed while it observed or probed somebody's server."""
     left = player(SPEC, tmp_path, "bfloat16")
     left.probes = {"0": {"format": "fp8", "heads": None, "k": [1.0], "v": [1.0]}}
-    left.observe(True, [0], [])
+    answer_call(left, "kvtriage_observe", [True])
     with attached(SPEC, left) as engine, engine.open(BF16):
         assert left.probes == {}
         assert "off" in left.seen

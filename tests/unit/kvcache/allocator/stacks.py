@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hypothesis import strategies as st
 
 from kvtriage.kvcache.allocator import (
@@ -36,15 +38,20 @@ __all__ = [
     "QWEN3_NEXT",
     "limits",
     "settings",
+    "stack_of",
     "stacks",
 ]
 
 GIB = 1024**3
 
 
+def stack_of(layers: Iterable[EngineLayer]) -> LayerStack:
+    return LayerStack.of_runs((1, layer) for layer in layers)
+
+
 def every(period: int, often: EngineLayer, rare: EngineLayer, num_layers: int) -> LayerStack:
     """`rare` at the end of every `period` layers."""
-    return LayerStack.of_layers(rare if index % period == period - 1 else often for index in range(num_layers))
+    return stack_of(rare if index % period == period - 1 else often for index in range(num_layers))
 
 
 LLAMA_8B = LayerStack.of_runs([(32, FullLayer(8, 128, 128))])

@@ -33,6 +33,7 @@ from tests.unit.kvcache.allocator.stacks import (
     LLAMA_8B,
     MISTRAL_7B,
     QWEN3_NEXT,
+    stack_of,
 )
 
 BF16 = PoolSettings()
@@ -185,7 +186,7 @@ def test_words_that_match_nothing_still_lengthen_the_block() -> None:
 
 
 def test_a_model_without_a_cache_has_one_block_and_no_figures() -> None:
-    capacity = started(LayerStack.of_layers([CachelessLayer()]), FP8, at(8192))
+    capacity = started(stack_of([CachelessLayer()]), FP8, at(8192))
     assert (capacity.num_blocks, capacity.reported_tokens, capacity.tokens_by_blocks) == (1, 0, 0)
 
 
@@ -229,6 +230,6 @@ def test_sparse_rows_in_blocks_of_all_layers_are_not_modelled() -> None:
 def test_states_beside_latents_take_blocks_of_128_and_more() -> None:
     """Kimi-K3 on one of 16 ranks: 3 · 128 tokens of 576 · 2 bytes hold a state, and a log says 384."""
     state_bytes = 2 * 3 * 3 * 6 * 128 + 4 * 6 * 128 * 128
-    stack = LayerStack.of_layers(MlaLayer(576) if place % 4 == 3 else StateLayer(state_bytes) for place in range(92))
+    stack = stack_of(MlaLayer(576) if place % 4 == 3 else StateLayer(state_bytes) for place in range(92))
     capacity = started(stack, BF16, at(32768))
     assert capacity.pool.rules.block_size == 384

@@ -32,13 +32,11 @@ def test_heads_are_shared_out_while_there_are_enough() -> None:
     assert (full.kind, full.layer_idx, full.num_layers) == (LayerKind.FULL, 1, 12)
     assert (sliding.rank_kv_heads, sliding.copies) == (2, 1)
     assert sliding.fp8_position_bytes == 2 * (64 + 64)
-    assert not facts.replicates_kv
 
 
 def test_beyond_their_number_heads_are_copied() -> None:
     facts = tensor_parallel_facts(GPT_OSS_20B, 32)
     assert [(alike.rank_kv_heads, alike.copies) for alike in facts.layers] == [(1, 4), (1, 4)]
-    assert facts.replicates_kv
 
 
 def test_scales_of_a_rank_are_those_of_its_heads() -> None:

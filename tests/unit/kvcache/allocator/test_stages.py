@@ -10,7 +10,15 @@ from kvtriage.kvcache.allocator import CacheDtype, HybridManager, LayerStack, Po
 from kvtriage.kvcache.allocator.layers import CachelessLayer, EngineLayer, FullLayer, SlidingLayer
 from kvtriage.kvcache.allocator.refusal import EngineRefused, Reason
 from kvtriage.kvcache.allocator.stages import split_layers
-from tests.unit.kvcache.allocator.stacks import DEEPSEEK_V3, GEMMA_3_27B, GPT_OSS_20B, LLAMA_8B, settings, stacks
+from tests.unit.kvcache.allocator.stacks import (
+    DEEPSEEK_V3,
+    GEMMA_3_27B,
+    GPT_OSS_20B,
+    LLAMA_8B,
+    settings,
+    stack_of,
+    stacks,
+)
 
 PAGE = 16 * 2 * 8 * 64 * 2
 """Bytes of 16 tokens of gpt-oss-20b in one layer, BF16."""
@@ -65,7 +73,7 @@ def test_a_drafter_is_on_the_last_stage() -> None:
     ("often", "error_type"), [(FullLayer(8, 64, 64), "ZeroDivisionError"), (SlidingLayer(8, 64, 64, 128), "ValueError")]
 )
 def test_a_stage_without_a_cache_is_the_engines_to_trip_over(often: EngineLayer, error_type: str) -> None:
-    stack = LayerStack.of_layers([FullLayer(8, 64, 64), often, CachelessLayer(), CachelessLayer()])
+    stack = stack_of([FullLayer(8, 64, 64), often, CachelessLayer(), CachelessLayer()])
     with pytest.raises(EngineRefused) as caught:
         over(2, stack)
     assert (caught.value.refusal.error_type, caught.value.refusal.reason) == (error_type, Reason.STAGES)

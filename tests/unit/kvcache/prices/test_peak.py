@@ -11,9 +11,9 @@ from kvtriage.kvcache.allocator.refusal import EngineRefused
 from kvtriage.kvcache.allocator.report import blocks_per_request
 from kvtriage.kvcache.prices.held import blocks_in_steady_decode
 from kvtriage.kvcache.prices.peak import MOST_STEPS, peak_blocks
-from tests.unit.kvcache.allocator.stacks import stacks
+from tests.unit.kvcache.allocator.stacks import stack_of, stacks
 
-ALTERNATING = LayerStack.of_layers([SlidingLayer(8, 64, 64, 128), FullLayer(8, 64, 64)] * 12)
+ALTERNATING = stack_of([SlidingLayer(8, 64, 64, 128), FullLayer(8, 64, 64)] * 12)
 STATELESS = stacks().filter(lambda stack: not any(isinstance(kind, StateLayer) for kind in stack.kinds))
 PLAIN = PoolSettings()
 
