@@ -39,7 +39,7 @@ class Counting:
 
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
         self.asked += prompts
-        return Generation(((1,) * new_tokens,), 0.0, (), None, 0)
+        return Generation(((1,) * new_tokens,), 0.0, (), None, (0,))
 
 
 def told(session: Counting, known: Sequence[Answer] = (), arm: str = "bf16", conditions: str = "c") -> list[Answer]:
