@@ -109,7 +109,7 @@ def main() -> None:
         ratios = (np.array(times[way]) / np.array(times[WAYS[0]])).tolist()
         low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
         print(f"{way}: {np.median(times[way]):.2f} CPU s, {middle:.3f} ({low:.3f} to {high:.3f}) of torch's")
-        rows.append({"what": f"four arms of {options.model}, {way} / torch", "ratios": ratios, "aim": "0.5"})
+        rows.append({"what": f"four arms of {options.model}, {way} / torch", "ratios": ratios, "target": "at most 0.5"})
     if options.json:
         options.json.write_text(json.dumps(rows[1:], indent=1) + "\n")
 
