@@ -21,6 +21,7 @@ from kvtriage.cli.requests_file import write_requests
 from kvtriage.cli.subject import Subject
 from kvtriage.cli.terminal import say
 from kvtriage.engines.base import Arm, Engine, EngineInfo
+from kvtriage.engines.side_by_side import ReadsSideBySide, read_each
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.records.pairing import BASELINE
 from kvtriage.records.scales import ScaleRecord
@@ -207,20 +208,27 @@ def _total(rows: list[_Row]) -> ArmCost:
 
 
 def measure_speed(subject: Subject, engine: Engine) -> Speed:
-    """The shortest and the longest item scored, and a few tokens decoded, once a first generation has warmed up.
+    """The longest and the shortest items scored, and a few tokens decoded, once a first generation has warmed up.
 
-    Both, because a short text pays more for each of its tokens.
+    Both, because a short text pays more for each of its tokens; of each as many as may be read at once.
     """
     whole = (item.request for item in subject.items if not item.continued)
-    by_length = sorted(whole, key=lambda request: len(request.token_ids))
-    ends = (by_length[0], by_length[-1])
-    with engine.open(Arm(BASELINE, CachePolicy.native(subject.spec.num_layers))) as session:
-        session.generate([ends[0].token_ids], 2)
+    by_length = sorted(whole, key=lambda request: -len(request.token_ids))
+    at_once = engine.info().threads if isinstance(engine, ReadsSideBySide) else 1
+    ends = list(dict.fromkeys((*by_length[:at_once], *by_length[-at_once:])))
+    native = Arm(BASELINE, CachePolicy.native(subject.spec.num_layers))
+
+    def score(worker: Engine, number: int) -> tuple[()]:
+        with worker.open(native) as session:
+            session.score(ends[number])
+        return ()
+
+    with engine.open(native) as session:
+        session.generate([ends[-1].token_ids], 2)
         started = time.perf_counter()
-        for request in ends:
-            session.score(request)
+        read_each(engine, ends, score, lambda _number, _result: None)
         scored_s = time.perf_counter() - started
-        steps = session.generate([ends[0].token_ids], _DECODED).token_s
+        steps = session.generate([ends[-1].token_ids], _DECODED).token_s
     return Speed(scored_s / sum(len(request.token_ids) for request in ends), statistics.median(steps))
 
 

@@ -31,8 +31,8 @@ __all__ = ["SCREENED_SHARE", "screen_request"]
 
 SCREENED_SHARE = 8
 """At most this part of a text is screened, however much of it is scored: a quarter is the price of everything."""
-_LOGITS_BYTES = 256 * 1024**2
-"""Of the distributions that are worked on side by side."""
+_LOGITS_BYTES = 128 * 1024**2
+"""Of the distributions of one text that are worked on side by side."""
 
 Storages = tuple[LayerStorage, ...]
 

@@ -18,7 +18,7 @@ from kvtriage.kvcache.policy import Format, Fp8, Mantissa, Scaling
 
 __all__ = ["MOST_BYTES", "Pass", "SharedPasses", "ways_of_storing"]
 
-MOST_BYTES = 512 << 20
+MOST_BYTES = 192 << 20
 """Of layer outputs that are kept, a text's first pass aside; beyond it arms share less and compute more."""
 
 

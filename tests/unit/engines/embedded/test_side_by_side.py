@@ -101,6 +101,25 @@ def test_threads_that_are_left_over_change_no_bit_where_onednn_multiplies(folder
     assert everything(folder, 2 * len(TEXTS)) == everything(folder, 1)
 
 
+def written(folder: Path, threads: int) -> list[tuple[int, tuple[tuple[int, ...], ...]]]:
+    """What BF16 writes behind each text."""
+    found: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
+    with open_engine(folder, spec_of(folder), numerics="storage", device="cpu", threads=threads) as engine:
+        native = Arm("bf16", CachePolicy.native(engine.spec.num_layers))
+
+        def write(worker: Engine, number: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+            with worker.open(native) as session:
+                yield session.generate([TEXTS[number].token_ids], 6).token_ids
+
+        engine.each_text(TEXTS, write, lambda number, tokens: found.append((number, tokens)))
+    return found
+
+
+def test_workers_write_what_one_would(folder: Path) -> None:
+    """They share the decode kernel, its compiled code and its threads."""
+    assert written(folder, 3) == written(folder, 1)
+
+
 def test_no_weight_is_held_twice(folder: Path) -> None:
     with open_engine(folder, spec_of(folder), numerics="storage", device="cpu", threads=1) as engine:
         own, other = engine._model._model, engine._model.replica(lambda: None)._model
