@@ -14,6 +14,7 @@ import msgspec
 
 from kvtriage import __version__
 from kvtriage.engines.base import Arm, Engine, EngineInfo, Session, TakesLoad
+from kvtriage.errors import StudyError
 from kvtriage.records.evidence import Conditions, Evidence, Stop
 from kvtriage.records.pairing import BASELINE, Item
 from kvtriage.records.plan import Plan
@@ -129,11 +130,12 @@ def ablate(
     arms where they are not measured one after another.
 
     Raises CaseError when `done` was measured under other conditions or holds what this study
-    does not ask for, StudyError for open loops on an engine that takes no load, PolicyNotApplied
-    when the engine did something else than asked, EngineError when its cache holds other bytes than
-    the worksheet says or FP8 changed nothing at all, NonFinite.
+    does not ask for, StudyError for open loops on an engine that takes no load and for a text that is
+    longer than it reads, PolicyNotApplied when the engine did something else than asked, EngineError
+    when its cache holds other bytes than the worksheet says or FP8 changed nothing at all, NonFinite.
     """
     info = engine.info()
+    _check_room(items, info)
     conditions = study_conditions(plan, scales, sensitivities.suspects, info)
     run = Measuring(plan, engine, conditions_hash(conditions), report, sink, list(done))
     arms = design_arms(plan, scales, sensitivities, info)
@@ -184,6 +186,16 @@ def ablate(
 
 def _tell(report: Reporter, where: str, what: str, done: int, total: int) -> None:
     report(where + what, done, total)
+
+
+def _check_room(items: Sequence[TaskItem], info: EngineInfo) -> None:
+    """Raises StudyError where servers were started for shorter texts than they are to read."""
+    longest = max((len(item.request.token_ids) + item.continued for item in items), default=0)
+    if info.longest_text is not None and longest > info.longest_text:
+        raise StudyError(
+            f"a text of {longest:,} tokens is to be read, and these servers read {info.longest_text:,} at the most",
+            hint="start them with a longer --max-model-len, or lower buckets or generated_tokens in study.toml",
+        )
 
 
 def _sha256(data: bytes) -> str:

@@ -54,6 +54,15 @@ class TestFolder:
         with pytest.raises(CaseError, match="is a file"), open_case(tmp_path / "case", create=True):
             pass
 
+    @pytest.mark.parametrize("create", [True, False])
+    def test_a_hint_names_out_only_where_there_is_one(self, tmp_path: Path, create: bool) -> None:
+        (tmp_path / "thesis.txt").write_text("mine")
+        for path in (tmp_path, tmp_path / "thesis.txt"):
+            with pytest.raises(CaseError) as caught, open_case(path, create=create):
+                pass
+            assert ("choose another --out" in caught.value.hint) is create
+            assert ("'kvtriage run ... --out' made" in caught.value.hint) is not create
+
     def test_a_verb_wants_a_case_that_is_there(self, tmp_path: Path) -> None:
         with pytest.raises(CaseError, match="not a case folder") as caught, open_case(tmp_path / "c", create=False):
             pass

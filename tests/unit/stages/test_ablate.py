@@ -14,7 +14,7 @@ import pytest
 
 from kvtriage.engines.base import Applied, Arm, Generation, Pool, Readback, ScoreRequest, ScoreResponse
 from kvtriage.engines.fake import FakeEngine
-from kvtriage.errors import CaseError, EngineError, PolicyNotApplied
+from kvtriage.errors import CaseError, EngineError, PolicyNotApplied, StudyError
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.records.evidence import ArmRecord
 from kvtriage.records.trials import CapacityTrial, PoolTrial, ScoreTrial, TimingTrial, Trial
@@ -79,6 +79,23 @@ def test_every_arm_answers_every_item_once() -> None:
     assert {t.conditions for t in trials} == {evidence.conditions_hash}
     assert evidence.trials == len(trials)
     assert 0 < evidence.noise_floor_kl < 1e-5
+
+
+def test_texts_that_servers_have_no_room_for_are_refused_before_the_first_trial() -> None:
+    """What is written behind a text counts too: the arms read both."""
+    study = msgspec.structs.replace(STUDY, generation_items=1, generated_tokens=8)
+    longest = max(STUDY.buckets) + 8
+
+    def ablated(room: int) -> int:
+        case = FakeCase(study=study)
+        info = dataclasses.replace(case.engine.info(), longest_text=room)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(FakeEngine, "info", lambda self: info)
+            return len(case.ablate()[1])
+
+    assert ablated(longest) > 0
+    with pytest.raises(StudyError, match=f"a text of {longest} tokens is to be read, and these servers read"):
+        ablated(longest - 1)
 
 
 def one_by_one(case: FakeCase) -> FakeCase:

@@ -14,7 +14,8 @@ import pytest
 
 from kvtriage.engines.base import Arm, Readback, ScoreRequest, ScoreResponse
 from kvtriage.engines.vllm.attach import read_urls
-from kvtriage.engines.vllm.failures import Unanswered
+from kvtriage.engines.vllm.failures import Overdue, Unanswered
+from kvtriage.engines.vllm.fleet import Served
 from kvtriage.errors import EngineError, PolicyNotApplied, StudyError
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling
 from kvtriage.records.evidence import Evidence
@@ -22,6 +23,7 @@ from kvtriage.records.trials import ScoreTrial, TimingTrial, Trial
 from kvtriage.stages.ablate import ablate
 from kvtriage.stages.arms import check_applied
 from kvtriage.stages.orders import Across, in_turn
+from kvtriage.stages.search.proving import as_probe
 from tests.unit.engines.vllm.fleets import attached, player
 from tests.unit.engines.vllm.misbehaving.player import Player
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, silent
@@ -48,6 +50,39 @@ def test_urls_are_given_by_arm() -> None:
 def test_what_cannot_be_meant_is_refused(words: list[str], says: str) -> None:
     with pytest.raises(StudyError, match=says):
         read_urls(words)
+
+
+def test_an_answer_whose_time_is_up_is_not_asked_for_again(tmp_path: Path) -> None:
+    """It would take as long once more; what merely failed is asked for again."""
+    asked: list[type[Unanswered]] = []
+
+    def failing(kind: type[Unanswered]) -> Callable[[Served], None]:
+        def ask(served: Served) -> None:
+            asked.append(kind)
+            raise kind("no answer", hint="a planted fault")
+
+        return ask
+
+    with attached(SPEC, player(SPEC, tmp_path, "bfloat16"), patience_s=(0.0, 0.0)) as engine:
+        for kind in (Overdue, Unanswered):
+            with pytest.raises(Unanswered, match="no answer"):
+                engine.persist(BF16, failing(kind))
+    assert asked == [Overdue, *[Unanswered] * 3]
+
+
+def test_a_set_is_rounded_by_bf16s_server_where_it_has_none(tmp_path: Path) -> None:
+    """Where the extension is there to do it; without, and for an arm that is to be stored, a server is asked for."""
+    stored = Arm("skip 1", CachePolicy.fp8(COUNT, Scaling.UNIT, (1,)))
+    rounded = dataclasses.replace(stored, policy=as_probe(stored.policy, SPEC))
+    with attached(SPEC, player(SPEC, tmp_path, "bfloat16")) as engine:
+        with engine.open(rounded) as session:
+            check_applied(rounded, session.applied(), engine.info(), SPEC)
+        with pytest.raises(EngineError, match="no --arm skip 1=URL"), engine.open(stored):
+            pass
+    bare = player(SPEC, tmp_path, "bfloat16", extension=False)
+    refused = pytest.raises(PolicyNotApplied, match="needs kvtriage's extension")
+    with attached(SPEC, bare) as engine, refused, engine.open(rounded):
+        pass
 
 
 def test_arms_are_measured_where_they_run(tmp_path: Path) -> None:
