@@ -80,7 +80,6 @@ docs: $(READY)
 # AGAINST=FILE sets an earlier bench.json of the same machine beside it.
 bench: $(READY)
 	$(BIN)/python bench/table.py --json bench.json $(if $(AGAINST),--against $(AGAINST))
-	$(BIN)/python bench/client_overhead.py
 
 bench-faults: $(READY)
 	$(BIN)/python bench/planted_faults.py

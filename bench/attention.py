@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -175,11 +175,35 @@ def measure(case: Case, tokens: int, kernel: DecodeKernel, threads: int, seconds
     return Measured(case, tokens, threads, **{name: tuple(found) for name, found in times.items()})
 
 
+def rows(found: Sequence[Measured]) -> list[dict[str, object]]:
+    """Lines of bench/table.py, at the longest context of each shape."""
+    lines: list[dict[str, object]] = []
+    for one in found:
+        if one.tokens == max(LENGTHS):
+            name, rounds = f"{one.case.model}, {one.tokens:,} tokens", len(one.torch)
+            ceiling = 0.65 if one.case.group <= 4 else 0.95
+            fp8, bf16, read = np.array(one.fp8), np.array(one.bf16), np.array(one.read)
+            lines += [
+                {"what": f"{name}, FP8 / BF16", "ratios": (fp8 / bf16).tolist(), "target": f"at most {ceiling}"},
+                {
+                    "what": f"{name}, BF16 / torch",
+                    "ratios": (bf16[:rounds] / np.array(one.torch)).tolist(),
+                    "target": "at most 1",
+                },
+                {
+                    "what": f"{name}, bandwidth, FP8 / read",
+                    "ratios": (read / 2 / fp8).tolist(),
+                    "target": "at least 0.5",
+                },
+            ]
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1, help="threads of every way")
     parser.add_argument("--seconds", type=float, default=1.0, help="how long to time each shape and length")
-    parser.add_argument("--json", type=Path, help="also write the raw rounds here")
+    parser.add_argument("--json", type=Path, help="also write the rows and the raw rounds here")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     found = []
@@ -193,7 +217,7 @@ def main() -> None:
                 found.append(measure(case, tokens, kernel, options.threads, options.seconds))
                 print(found[-1].line(), flush=True)
     if options.json:
-        options.json.write_text(json.dumps([asdict(measured) for measured in found], indent=1) + "\n")
+        options.json.write_text(json.dumps([*rows(found), *map(asdict, found)], indent=1) + "\n")
 
 
 if __name__ == "__main__":

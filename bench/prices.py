@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -137,11 +137,30 @@ def measure_starts(starts: int) -> tuple[list[Rounds], list[str]]:
     return [Rounds(name, 1, tuple(times[name])) for name in ways], loaded.stderr.split()
 
 
+def rows(prices: Sequence[Rounds], starts: Sequence[Rounds]) -> list[dict[str, object]]:
+    """Lines of bench/table.py."""
+    sweep_s, _, alone_s = ([seconds / rounds.prices for seconds in rounds.seconds] for rounds in prices)
+    plan, python = starts
+    return [
+        {
+            "what": f"seconds of {FEWEST_PRICES:,} prices in a sweep",
+            "ratios": [seconds * FEWEST_PRICES for seconds in sweep_s],
+            "target": "at most 1",
+        },
+        {"what": "a price in a sweep / by itself", "ratios": [a / b for a, b in zip(sweep_s, alone_s, strict=True)]},
+        {"what": "seconds until plan has answered", "ratios": plan.seconds, "target": f"at most {LONGEST_START_S}"},
+        {
+            "what": "start of plan / of Python",
+            "ratios": [own / bare for own, bare in zip(plan.seconds, python.seconds, strict=True)],
+        },
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=2.0, help="how long to time the prices")
     parser.add_argument("--starts", type=int, default=9, help="how often to start each program")
-    parser.add_argument("--json", type=Path, help="also write the raw rounds here")
+    parser.add_argument("--json", type=Path, help="also write the rows and the raw rounds here")
     options = parser.parse_args()
     if options.starts < 1:
         parser.error("--starts is at least 1")
@@ -160,7 +179,7 @@ def main() -> int:
         )
     print(f"plan loads {', '.join(loaded) if loaded else 'none of ' + ', '.join(HEAVY)}")
     if options.json:
-        options.json.write_text(json.dumps([asdict(rounds) for rounds in [*prices, *starts]], indent=2) + "\n")
+        options.json.write_text(json.dumps([*rows(prices, starts), *map(asdict, [*prices, *starts])], indent=1) + "\n")
     is_fast = prices[0].prices_per_s >= FEWEST_PRICES and min(starts[0].seconds) < LONGEST_START_S
     return 0 if is_fast and not loaded else 1
 

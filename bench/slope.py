@@ -138,13 +138,26 @@ def report(found: list[Steps]) -> None:
             print(f"  slope against BF16 {spread(arm.slopes() / baseline.slopes())}; {crossing.in_words()}")
 
 
+def rows(model: str, found: list[Steps]) -> list[dict[str, object]]:
+    """Lines of bench/table.py: the slope of every FP8 arm against BF16's, turn by turn."""
+    baseline, *others = found
+    return [
+        {
+            "what": f"{model}, slope, {arm.arm} / {baseline.arm}",
+            "ratios": (arm.slopes() / baseline.slopes()).tolist(),
+            "target": "at most 0.65",
+        }
+        for arm in others
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo:smollm2-135m", help="a model folder, or one of the demo models")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="cached tokens, two or more")
     parser.add_argument("--steps", type=int, default=15, help="timed steps of each arm at each length")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="also write the raw steps here")
+    parser.add_argument("--json", type=Path, help="also write the rows and the raw steps here")
     options = parser.parse_args()
     with open_progress() as progress:
         folder = resolve_model(options.model, progress)
@@ -154,7 +167,7 @@ def main() -> None:
         found = measure(engine, tuple(options.lengths), options.steps, options.threads)
     report(found)
     if options.json:
-        options.json.write_text(json.dumps([asdict(arm) for arm in found], indent=1) + "\n")
+        options.json.write_text(json.dumps([*rows(options.model, found), *map(asdict, found)], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""What one text costs under the arms of a study, in CPU seconds: by torch alone, by oneDNN, and with layers shared.
+"""What texts cost under the arms of a study: by torch alone, by oneDNN, with layers shared, and side by side.
 
-    python bench/study.py [--model demo:gemma3-270m] [--tokens 1024] [--rounds 3] [--json FILE]
+    python bench/study.py [--model demo:gemma3-270m] [--tokens 1024] [--rounds 3] [--workers 2] [--json FILE]
 
 A round scores the text under BF16, FP8 at unit scale, FP8 in the full and FP8 in the sliding layers (in the upper
 and the lower half of a model that has one kind), each against BF16, three times over: products by torch, products
 by oneDNN, and oneDNN with the layers that arms store alike computed once, which is what the engine does. The way that
-begins changes with the round. Ratios are to the first way of the same round: median and quartiles.
+begins changes with the round. Ratios are of CPU seconds, to the first way of the same round: median and quartiles.
+
+Then two texts of half the length for each worker are read under the same arms, by one worker and by all side by side,
+in turns. Beside the ratio of wall times stands how many cores were kept busy: CPU seconds for each second of the clock.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import argparse
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
@@ -25,7 +29,7 @@ from kvtriage.cli.sources import resolve_model
 from kvtriage.cli.terminal import open_progress
 from kvtriage.engines.base import Arm, ScoreRequest, ScoreResponse
 from kvtriage.engines.embedded import attention, linear
-from kvtriage.engines.embedded.engine import EmbeddedEngine, open_engine
+from kvtriage.engines.embedded.engine import EmbeddedEngine, engine_threads, open_engine
 from kvtriage.engines.embedded.sharing import SharedPasses
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Scaling
 from kvtriage.kvcache.readers import read_cache_spec
@@ -76,12 +80,17 @@ def one_way(engine: EmbeddedEngine, request: ScoreRequest, way: str) -> float:
         return time.process_time() - start
 
 
+def texts(engine: EmbeddedEngine, tokens: int, count: int) -> list[ScoreRequest]:
+    ids = engine.tokenizer.encode("The quick brown fox jumps over the lazy dog, and the dog sleeps on. " * tokens)
+    starts = range(0, count * 5, 5)
+    return [
+        ScoreRequest(f"text {at}", tuple(ids[at : at + tokens]), tokens - min(SCORED, tokens // 2)) for at in starts
+    ]
+
+
 def measure(engine: EmbeddedEngine, tokens: int, rounds: int) -> dict[str, list[float]]:
     """The first round warms up and is not counted."""
-    ids = engine.tokenizer.encode("The quick brown fox jumps over the lazy dog, and the dog sleeps on. " * tokens)[
-        :tokens
-    ]
-    request = ScoreRequest("text", tuple(ids), tokens - min(SCORED, tokens // 2))
+    (request,) = texts(engine, tokens, 1)
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(rounds + 1):
         for way in (*WAYS[number % len(WAYS) :], *WAYS[: number % len(WAYS)]):
@@ -91,12 +100,45 @@ def measure(engine: EmbeddedEngine, tokens: int, rounds: int) -> dict[str, list[
     return times
 
 
+@dataclass(frozen=True)
+class Spent:
+    wall_s: float
+    cpu_s: float
+
+    @property
+    def cores(self) -> float:
+        """Kept busy, on average."""
+        return self.cpu_s / self.wall_s
+
+
+def read_by(engine: EmbeddedEngine, requests: Sequence[ScoreRequest], workers: int) -> Spent:
+    """The texts under all arms by so many workers; weights are `engine`'s."""
+    with engine_threads(workers):
+        own = EmbeddedEngine(
+            engine._model, engine.tokenizer, engine._native, "storage", threads=workers, decode=engine._decode
+        )
+        wall, cpu = time.perf_counter(), time.process_time()
+        own.probe(requests, arms(engine.spec)[1:], lambda _done, _total: None)
+        return Spent(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def measure_side_by_side(engine: EmbeddedEngine, tokens: int, rounds: int, workers: int) -> dict[int, list[Spent]]:
+    """By number of workers; who begins changes with the round."""
+    requests = texts(engine, tokens, 2 * workers)
+    spent: dict[int, list[Spent]] = {1: [], workers: []}
+    for number in range(rounds):
+        for count in (1, workers) if number % 2 == 0 else (workers, 1):
+            spent[count].append(read_by(engine, requests, count))
+    return spent
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo:gemma3-270m", help="a model folder, or one of the demo models")
     parser.add_argument("--tokens", type=int, default=1_024)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="of the first part")
+    parser.add_argument("--workers", type=int, default=2, help="of the second part")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
     with open_progress() as progress:
@@ -104,12 +146,30 @@ def main() -> None:
     spec = read_cache_spec(json.loads((folder / "config.json").read_bytes()))
     with open_engine(folder, spec, numerics="storage", device="cpu", threads=options.threads) as engine:
         times = measure(engine, options.tokens, options.rounds)
+        spent = measure_side_by_side(engine, options.tokens // 2, options.rounds, options.workers)
     rows = []
     for way in WAYS:
         ratios = (np.array(times[way]) / np.array(times[WAYS[0]])).tolist()
         low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
         print(f"{way}: {np.median(times[way]):.2f} CPU s, {middle:.3f} ({low:.3f} to {high:.3f}) of torch's")
-        rows.append({"what": f"four arms of {options.model}, {way} / torch", "ratios": ratios, "aim": "0.5"})
+        rows.append({"what": f"four arms of {options.model}, {way} / torch", "ratios": ratios, "target": "at most 0.5"})
+    alone, together = spent[1], spent[options.workers]
+    for count, found in spent.items():
+        wall, cpu, cores = (np.median([getattr(one, name) for one in found]) for name in ("wall_s", "cpu_s", "cores"))
+        print(f"{count} at once: {wall:.2f} s, {cpu:.2f} CPU s, {cores:.2f} cores kept busy")
+    shown = f"{2 * options.workers} texts of {options.model}, {options.workers} at once"
+    rows += [
+        {
+            "what": f"{shown} / one at a time, wall time",
+            "ratios": [own.wall_s / other.wall_s for own, other in zip(together, alone, strict=True)],
+            "target": f"at most {1.2 / options.workers:.2f}",
+        },
+        {
+            "what": f"{shown}: cores kept busy, of {options.workers}",
+            "ratios": [one.cores / options.workers for one in together],
+            "target": "at least 0.9",
+        },
+    ]
     if options.json:
         options.json.write_text(json.dumps(rows[1:], indent=1) + "\n")
 

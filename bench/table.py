@@ -1,11 +1,18 @@
-"""Every bench, one table: ratios, their spread, and the machine they were measured on.
+"""Every bench, one table: ratios, their spread, their targets, and the machine they were measured on.
 
-    python bench/table.py [--json FILE] [--against FILE]
+    python bench/table.py [--only BENCH ...] [--json FILE] [--against FILE]
 
-Runs bench/attention.py, bench/slope.py, bench/prices.py, bench/study.py and bench/calibration.py, each in a
-process of its own, and writes the raw ratios with the machine's facts as JSON. With --against the medians of an earlier
-run stand beside them: only if it was made on the same machine, for a ratio of two processors means nothing.
-Exit 2 refuses that before anything is run.
+Each bench runs in a process of its own and within a time of its own. A bench that fails or has nothing to compare with
+says so in the table and leaves the others their turn. The raw ratios are written with the machine's facts as JSON.
+With --against the medians of an earlier run stand beside them: only if it was made on the same machine, for a ratio of
+two processors means nothing.
+
+What a bench writes with --json is a list. An entry with "what" is a row: the text of the line, "ratios" (one for each
+round), and optionally "target": "at most 0.65" or "at least 1.8", which the median has to keep. In place of "ratios" it
+may say why there are none: "missing". Other entries are the bench's own and are passed over.
+
+Exit 1 when a bench failed, 2 when another machine's results are refused, before anything is run, else 0: a target
+that is missed, or a peer that is not installed, is said in the table.
 """
 
 from __future__ import annotations
@@ -14,11 +21,13 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,17 +36,20 @@ import numpy as np
 import torch
 
 BENCH = Path(__file__).parent
-FORM = 1
+FORM = 2
 """Of the JSON file."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One promise: what is compared, and the ratio as often as it was measured."""
+    """One promise: what is compared, the ratio as often as it was measured, and what it is to be."""
 
     bench: str
     what: str
-    ratios: tuple[float, ...]
+    ratios: tuple[float, ...] = ()
+    target: str = ""
+    missing: str = ""
+    """Why there are no ratios."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -51,9 +63,54 @@ class Row:
         low, high = np.quantile(self.ratios, (0.25, 0.75))
         return f"{low:.3f} to {high:.3f}" if len(self.ratios) > 1 else "one run"
 
+    def judged(self) -> str:
+        """The target, and whether the median keeps it."""
+        return f"{self.target}: {'met' if keeps(self.median, self.target) else 'MISSED'}" if self.target else ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A bench of the table, and how long it may take."""
+
+    bench: str
+    words: tuple[str, ...]
+    limit_s: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a part; `failure` says what went wrong, if anything did."""
+
+    part: Part
+    rows: tuple[Row, ...]
+    seconds: float
+    failure: str = ""
+
+
+PARTS = (
+    Part("attention.py", ("--seconds", "0.5"), 300),
+    Part("slope.py", ("--steps", "9"), 300),
+    Part("study.py", ("--rounds", "3"), 300),
+    Part("calibration.py", (), 400),
+    Part("prices.py", (), 60),
+    Part("explorer.py", (), 60),
+    Part("client_overhead.py", (), 60),
+)
+
 
 class OtherMachine(Exception):
     """The results to compare with are not this machine's."""
+
+
+def keeps(value: float, target: str) -> bool:
+    """Raises ValueError where the target is not of the form 'at most N' or 'at least N'."""
+    match target.split():
+        case ["at", "most", bound]:
+            return value <= float(bound)
+        case ["at", "least", bound]:
+            return value >= float(bound)
+        case _:
+            raise ValueError(f"no target: {target!r}")
 
 
 def machine_facts() -> dict[str, str]:
@@ -79,88 +136,87 @@ def _processor() -> str:
 
 
 def read_earlier(path: Path, machine: Mapping[str, str]) -> dict[tuple[str, str], Row]:
-    """The rows of an earlier run. Raises OtherMachine."""
+    """The measured rows of an earlier run. Raises OtherMachine."""
     earlier = json.loads(path.read_text())
     if earlier.get("form") != FORM:
         raise OtherMachine(f"{path} is no table of this version")
     for name, value in machine.items():
         if earlier["machine"].get(name) != value:
             raise OtherMachine(f"{path} was measured with {name} {earlier['machine'].get(name)}, here it is {value}")
-    rows = [Row(row["bench"], row["what"], tuple(row["ratios"])) for row in earlier["rows"]]
-    return {row.key: row for row in rows}
+    rows = (read_row(row["bench"], row) for row in earlier["rows"])
+    return {row.key: row for row in rows if row.ratios}
 
 
-def read_rows(bench: str, found: Any) -> list[Row]:
-    return [Row(bench, row["what"], tuple(row["ratios"])) for row in found]
+def read_rows(bench: str, found: Sequence[Mapping[str, Any]]) -> list[Row]:
+    return [read_row(bench, entry) for entry in found if "what" in entry]
 
 
-def read_attention(bench: str, found: Any) -> list[Row]:
-    """FP8 and torch against the BF16 kernel, at the longest context of each shape."""
-    longest = max(shape["tokens"] for shape in found)
-    rows = []
-    for shape in found:
-        if shape["tokens"] == longest:
-            name, bf16 = shape["case"]["model"], np.array(shape["bf16"])
-            rows.append(Row(bench, f"{name}, {longest:,} tokens, FP8 / BF16", _ratios(shape["fp8"], bf16)))
-            rows.append(Row(bench, f"{name}, {longest:,} tokens, BF16 / torch", _ratios(bf16, shape["torch"])))
-    return rows
+def read_row(bench: str, entry: Mapping[str, Any]) -> Row:
+    """Raises ValueError where it says neither what was measured nor why nothing was, KeyError without 'what'."""
+    row = Row(bench, entry["what"], tuple(entry.get("ratios", ())), entry.get("target", ""), entry.get("missing", ""))
+    if bool(row.ratios) == bool(row.missing):
+        raise ValueError(f"{row.what}: either ratios or what is missing")
+    if row.target:
+        keeps(0.0, row.target)
+    return row
 
 
-def read_slope(bench: str, found: Any) -> list[Row]:
-    """The slope of each turn, of every FP8 arm against BF16's."""
-    slopes = {arm["arm"]: np.polyfit(np.array(arm["lengths"]), np.array(arm["step_s"]), 1)[0] for arm in found}
-    return [
-        Row(bench, f"slope, {arm} / BF16", _ratios(own, slopes["BF16"])) for arm, own in slopes.items() if arm != "BF16"
-    ]
+@contextmanager
+def running(words: Sequence[str], talk: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process and what it starts, all of which end with the block; stdout goes to our stderr, stderr to `talk`."""
+    with subprocess.Popen(words, stdout=sys.stderr, stderr=talk, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
-def read_prices(bench: str, found: Any) -> list[Row]:
-    """A price in a sweep against one by itself, and how long plan takes to start against Python alone."""
-    rounds = {entry["name"]: entry for entry in found}
-    per_price = {name: np.array(entry["seconds"]) / entry["prices"] for name, entry in rounds.items()}
-    sweep, alone = "sweep of 24 contexts and 16 memories", "each price by itself"
-    return [
-        Row(bench, "a price in a sweep / by itself", _ratios(per_price[sweep], per_price[alone])),
-        Row(bench, "start of plan / of Python", _ratios(per_price["kvtriage plan"], per_price["python -c pass"])),
-    ]
-
-
-def _ratios(own: Any, base: Any) -> tuple[float, ...]:
-    """Round by round, as far as both were measured."""
-    rounds = min(len(own), len(base))
-    return tuple((np.array(own[:rounds]) / np.array(base[:rounds])).tolist())
-
-
-RUNS: tuple[tuple[str, tuple[str, ...], Callable[[str, Any], list[Row]]], ...] = (
-    ("attention.py", ("--seconds", "0.5"), read_attention),
-    ("slope.py", ("--steps", "9"), read_slope),
-    ("prices.py", (), read_prices),
-    ("study.py", ("--rounds", "3"), read_rows),
-    ("calibration.py", (), read_rows),
-)
-
-
-def run_bench(name: str, words: Sequence[str], read: Callable[[str, Any], list[Row]]) -> list[Row]:
-    """Its own talk goes to stderr. Raises CalledProcessError where the bench fails."""
-    print(f"{name} ...", file=sys.stderr, flush=True)
+def run_part(part: Part) -> Done:
+    """Its rows, also those of a bench that says with its exit that a promise was not kept."""
+    print(f"{part.bench} ...", file=sys.stderr, flush=True)
+    start, rows = time.monotonic(), []
     with tempfile.TemporaryDirectory(prefix="kvtriage-bench-") as folder:
-        file = Path(folder) / "found.json"
-        subprocess.run([sys.executable, str(BENCH / name), *words, "--json", str(file)], check=True, stdout=sys.stderr)
-        return read(name, json.loads(file.read_text()))
+        file, talk = Path(folder) / "found.json", Path(folder) / "stderr"
+        words = [sys.executable, str(BENCH / part.bench), *part.words, "--json", str(file)]
+        try:
+            with talk.open("wb") as to, running(words, to) as process:
+                code = process.wait(part.limit_s)
+            failure = f"exit {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            failure = f"stopped after {part.limit_s} s"
+        said = talk.read_text(errors="replace")
+        print(said, end="", file=sys.stderr, flush=True)
+        last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
+        failure = ": ".join(filter(None, (failure, last))) if failure else ""
+        try:
+            rows = read_rows(part.bench, json.loads(file.read_bytes()))
+            failure = failure or ("" if rows else "it gave no rows")
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            failure = failure or f"its rows cannot be read: {error}"
+    return Done(part, tuple(rows), time.monotonic() - start, failure)
 
 
-def draw(rows: Sequence[Row], earlier: Mapping[tuple[str, str], Row]) -> str:
-    width = max(len(row.what) for row in rows)
-    lines = [f"{'ratio':<{width}}  median  quartiles" + ("       earlier" if earlier else "")]
-    for row in rows:
-        before = earlier.get(row.key)
-        line = f"{row.what:<{width}}  {row.median:6.3f}  {row.spread():<14}"
-        lines.append(line + (f"  {before.median:6.3f}" if before is not None else ""))
-    return "\n".join(line.rstrip() for line in lines)
+def draw(results: Sequence[Done], earlier: Mapping[tuple[str, str], Row]) -> str:
+    width = max((len(row.what) for done in results for row in done.rows), default=0)
+    lines = []
+    for done in results:
+        lines.append(f"{done.part.bench}, {done.seconds:.0f} s" + (f"  FAILED: {done.failure}" if done.failure else ""))
+        lines += [f"  {row.what:<{width}}  {_measured(row, earlier.get(row.key))}".rstrip() for row in done.rows]
+    return "\n".join(lines)
+
+
+def _measured(row: Row, before: Row | None) -> str:
+    if row.missing:
+        return f"not measured: {row.missing}"
+    then = "" if before is None else f"  earlier {before.median:.3f}"
+    return f"{row.median:8.3f}  {row.spread():<16}  {row.judged():<21}{then}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [part.bench for part in PARTS]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="some of the benches")
     parser.add_argument("--json", type=Path, help="where the raw ratios go")
     parser.add_argument("--against", type=Path, help="the JSON of an earlier run on this machine")
     options = parser.parse_args()
@@ -170,15 +226,18 @@ def main() -> int:
     except OtherMachine as error:
         print(f"not compared: {error}", file=sys.stderr)
         return 2
-    start = time.monotonic()
-    rows = [row for name, words, read in RUNS for row in run_bench(name, words, read)]
+    results = [run_part(part) for part in PARTS if part.bench in options.only]
     print("; ".join(f"{name} {value}" for name, value in machine.items()))
-    print(draw(rows, earlier))
-    print(f"{time.monotonic() - start:.0f} s in all")
+    print("ratio: median, quartiles, target")
+    print(draw(results, earlier))
+    seconds = sum(done.seconds for done in results)
+    print(f"{seconds:.0f} s in all")
+    failed = {done.part.bench: done.failure for done in results if done.failure}
     if options.json:
-        result = {"form": FORM, "machine": machine, "rows": [asdict(row) for row in rows]}
+        rows = [asdict(row) for done in results for row in done.rows]
+        result = {"form": FORM, "machine": machine, "seconds": seconds, "failed": failed, "rows": rows}
         options.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from bench import table
-from bench.table import OtherMachine, Row, draw, machine_facts, read_attention, read_earlier, read_prices, read_slope
+from bench.table import Done, OtherMachine, Part, Row, draw, keeps, machine_facts, read_earlier, read_rows, run_part
 
 MACHINE = {"processor": "one", "cores": "2"}
-ROW = Row("study.py", "four arms", (0.4, 0.5, 0.45))
+ROW = Row("study.py", "four arms", (0.4, 0.5, 0.45), "at most 0.5")
+STUDY = Part("study.py", (), 60)
 
 
 def written(path: Path, **changes: Any) -> Path:
-    rows = [{"bench": ROW.bench, "what": ROW.what, "ratios": ROW.ratios}]
+    rows = [{"bench": ROW.bench, "what": ROW.what, "ratios": ROW.ratios, "target": ROW.target}]
     path.write_text(json.dumps({"form": table.FORM, "machine": MACHINE, "rows": rows} | changes))
     return path
 
@@ -42,7 +43,7 @@ def test_nothing_runs_before_the_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["table.py", "--against", str(written(tmp_path / "bench.json"))])
-    monkeypatch.setattr(table, "RUNS", ())
+    monkeypatch.setattr(table, "PARTS", ())
     assert table.main() == 2
     assert capsys.readouterr().err.startswith("not compared: ")
 
@@ -53,33 +54,100 @@ def test_this_machine_says_what_it_is() -> None:
     assert all(facts.values())
 
 
-def test_a_line_has_median_quartiles_and_what_was_before() -> None:
-    lines = draw([ROW, Row("calibration.py", "peak", (0.5,))], {ROW.key: Row(ROW.bench, ROW.what, (0.9,))}).splitlines()
-    assert lines[0].split() == ["ratio", "median", "quartiles", "earlier"]
-    assert lines[1].split() == ["four", "arms", "0.450", "0.425", "to", "0.475", "0.900"]
-    assert lines[2].split() == ["peak", "0.500", "one", "run"]
-
-
-def test_attention_is_read_at_its_longest() -> None:
-    shape = {"case": {"model": "m"}, "tokens": 8, "bf16": [2.0, 2.0], "fp8": [1.0, 1.5], "torch": [4.0]}
-    rows = read_attention("attention.py", [shape | {"tokens": 4}, shape])
-    assert [(row.what, row.ratios) for row in rows] == [
-        ("m, 8 tokens, FP8 / BF16", (0.5, 0.75)),
-        ("m, 8 tokens, BF16 / torch", (0.5,)),
+def test_a_line_has_median_quartiles_target_and_what_was_before() -> None:
+    peak, absent = Row("study.py", "peak", (0.5,)), Row("study.py", "peer", missing="not installed")
+    found = draw([Done(STUDY, (ROW, peak, absent), 12.3)], {ROW.key: Row(ROW.bench, ROW.what, (0.9,))}).splitlines()
+    assert [" ".join(line.split()) for line in found] == [
+        "study.py, 12 s",
+        "four arms 0.450 0.425 to 0.475 at most 0.5: met earlier 0.900",
+        "peak 0.500 one run",
+        "peer not measured: not installed",
     ]
 
 
-def test_slopes_are_compared_turn_by_turn() -> None:
-    arms = [
-        {"arm": "BF16", "lengths": [1, 2], "step_s": [[1.0, 1.0], [3.0, 5.0]]},
-        {"arm": "FP8", "lengths": [1, 2], "step_s": [[1.0, 1.0], [2.0, 2.0]]},
-    ]
-    (row,) = read_slope("slope.py", arms)
-    assert row.what == "slope, FP8 / BF16"
-    assert row.ratios == pytest.approx((0.5, 0.25))
+def test_a_missed_target_and_a_failed_bench_are_told() -> None:
+    found = draw([Done(STUDY, (Row("study.py", "cores", (1.2,), "at least 1.8"),), 5.0, "exit 1: slow")], {})
+    assert "study.py, 5 s  FAILED: exit 1: slow" in found
+    assert "at least 1.8: MISSED" in found
 
 
-def test_prices_are_compared_price_by_price() -> None:
-    names = ("sweep of 24 contexts and 16 memories", "each price by itself", "kvtriage plan", "python -c pass")
-    found = [{"name": name, "prices": 10 ** (3 - i) if i < 2 else 1, "seconds": [1.0]} for i, name in enumerate(names)]
-    assert [row.ratios for row in read_prices("prices.py", found)] == [(pytest.approx(0.1),), (1.0,)]
+def test_targets_are_ceilings_or_floors() -> None:
+    assert keeps(0.5, "at most 0.5")
+    assert not keeps(0.51, "at most 0.5")
+    assert keeps(1.8, "at least 1.8")
+    assert not keeps(1.7, "at least 1.8")
+    with pytest.raises(ValueError, match="no target"):
+        keeps(1.0, "0.5")
+
+
+def test_entries_that_are_no_rows_are_passed_over() -> None:
+    entries: list[dict[str, Any]] = [{"what": ROW.what, "ratios": [*ROW.ratios], "target": ROW.target, "more": 1}]
+    entries.append({"case": {}, "fp8": [1.0]})
+    assert read_rows(ROW.bench, entries) == [ROW]
+
+
+@pytest.mark.parametrize("entry", [{"what": "x"}, {"what": "x", "ratios": [1.0], "missing": "y"}])
+def test_a_row_says_what_was_measured_or_why_nothing_was(entry: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="either ratios or what is missing"):
+        read_rows("study.py", [entry])
+
+
+WRITES = """
+import json, sys
+json.dump([{"what": "four arms", "ratios": [0.4, 0.5, 0.45], "target": "at most 0.5"}], open(sys.argv[-1], "w"))
+"""
+
+
+def played(code: str, limit_s: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Done:
+    (tmp_path / "study.py").write_text(code)
+    monkeypatch.setattr(table, "BENCH", tmp_path)
+    return run_part(Part("study.py", (), limit_s))
+
+
+def test_a_bench_gives_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = played(WRITES, 60, tmp_path, monkeypatch)
+    assert (done.rows, done.failure) == ((ROW,), "")
+
+
+def test_a_bench_that_keeps_no_promise_gives_its_rows_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = played(WRITES + "sys.exit('too slow')", 60, tmp_path, monkeypatch)
+    assert (done.rows, done.failure) == ((ROW,), "exit 1: too slow")
+
+
+def test_a_bench_that_never_ends_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = played("import time; time.sleep(60)", 1, tmp_path, monkeypatch)
+    assert (done.rows, done.failure) == ((), "stopped after 1 s")
+
+
+@pytest.mark.parametrize(
+    ("code", "failure"),
+    [
+        ("pass", "its rows cannot be read: "),
+        (WRITES.replace("what", "who"), "it gave no rows"),
+        (WRITES.replace("[0.4, 0.5, 0.45]", "[]"), "its rows cannot be read: four arms: either"),
+    ],
+)
+def test_a_bench_without_rows_has_failed(
+    code: str, failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert played(code, 60, tmp_path, monkeypatch).failure.startswith(failure)
+
+
+def test_a_failure_is_said_by_the_exit_and_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.py").write_text("raise SystemExit(3)")
+    (tmp_path / "study.py").write_text(WRITES)
+    monkeypatch.setattr(table, "BENCH", tmp_path)
+    monkeypatch.setattr(table, "PARTS", (Part("broken.py", (), 60), STUDY))
+    monkeypatch.setattr("sys.argv", ["table.py", "--json", str(tmp_path / "bench.json")])
+    assert table.main() == 1
+    assert "broken.py, 0 s  FAILED: exit 3" in capfd.readouterr().out
+    written_now = json.loads((tmp_path / "bench.json").read_text())
+    assert list(written_now["failed"]) == ["broken.py"]
+    assert [row["what"] for row in written_now["rows"]] == [ROW.what]
+
+
+def test_every_bench_of_the_table_is_there() -> None:
+    assert all((table.BENCH / part.bench).is_file() for part in table.PARTS)
+    assert sum(part.limit_s for part in table.PARTS) <= 25 * 60
