@@ -1,11 +1,11 @@
 """How often the rule is wrong when it looks several times, and what that saves: simulated studies of known truth.
 
-    python bench/sequential.py [--studies N] [--texts N] [--looks N] [--json FILE]
+    python bench/sequential.py [--studies N] [--texts N] [--looks N] [--neighbours R] [--json FILE]
 
 One arm against BF16 in two buckets, judged by the rule as real ones are, once when all items are in and once at
 each look until it is decided. Readings are as those of real studies: KL leans to one side (log-normal), likelihoods
-have heavy tails (Student's t of three degrees of freedom), the readings of one item go up and down together, and so
-do neighbouring items, which are cut from the same documents.
+have heavy tails (Student's t of three degrees of freedom), and the readings of one item go up and down together. Items
+are of separate documents; --neighbours lets those that follow each other go up and down together too.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ __all__ = ["TRUTHS", "Rates", "Truth", "judge", "measure", "simulate"]
 
 BUCKETS = (256, 1024)
 RULE = Rule()
-NEIGHBOURS = 0.3
-"""Correlation of the sizes of two items that stand next to each other."""
 ARMS = tuple(
     ArmRecord(name=name, label=name, policy=("x",), scaling="unit", skip_layers=(), role=role)
     for name, role in (("bf16", "baseline"), ("fp8", "candidate"))
@@ -80,17 +78,17 @@ class Rates:
     """Mean share of the items that were asked."""
 
 
-def simulate(seed: int, truth: Truth, texts: int) -> dict[int, list[Trial]]:
-    """The trials of each look's worth of items: item number → those of both arms and all buckets."""
+def simulate(seed: int, truth: Truth, texts: int, neighbours: float = 0.0) -> dict[int, list[Trial]]:
+    """The trials of each look's worth of items: item number → those of both arms and all buckets.
+
+    neighbours: correlation of the sizes of two items that stand next to each other.
+    """
     rng, found = np.random.default_rng(seed), dict[int, list[Trial]]()
     for bucket in BUCKETS:
         size = 0.0
         for number in range(texts):
-            size = (
-                NEIGHBOURS * size + (1 - NEIGHBOURS**2) ** 0.5 * float(rng.standard_normal())
-                if number
-                else (float(rng.standard_normal()))
-            )
+            fresh = float(rng.standard_normal())
+            size = neighbours * size + (1 - neighbours**2) ** 0.5 * fresh if number else fresh
             relative = float(np.exp(0.35 * size - 0.35**2 / 2))
             margin = truth.kl_of_longest if truth.kl_of_longest is not None and bucket == BUCKETS[-1] else truth.kl
             kl = RULE.kl_margin * margin * relative
@@ -156,9 +154,9 @@ def _harmed(reasons: Sequence[Reason]) -> bool:
     return any(r.p_harm is not None and r.p_harm <= level and (r.value or 0.0) > 0 for r in reasons)
 
 
-def measure(truth: Truth, looks: int, studies: int, texts: int) -> Rates:
+def measure(truth: Truth, looks: int, studies: int, texts: int, neighbours: float = 0.0) -> Rates:
     each = [Look(number, looks) for number in range(1, looks + 1)]
-    ends = [judge(simulate(seed, truth, texts), each) for seed in range(studies)]
+    ends = [judge(simulate(seed, truth, texts, neighbours), each) for seed in range(studies)]
     return Rates(
         truth.name,
         looks,
@@ -174,6 +172,7 @@ def main() -> None:
     parser.add_argument("--studies", type=int, default=400)
     parser.add_argument("--texts", type=int, default=24, help="of each bucket, and as many needles")
     parser.add_argument("--looks", type=int, default=3)
+    parser.add_argument("--neighbours", type=float, default=0.0, help="correlation of items that follow each other")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     print(f"{asked.studies} studies of each truth, {asked.texts} texts and as many needles in each of two buckets")
@@ -182,7 +181,7 @@ def main() -> None:
     for truth in TRUTHS:
         for looks in (1, asked.looks):
             started = time.process_time()
-            row = measure(truth, looks, asked.studies, asked.texts)
+            row = measure(truth, looks, asked.studies, asked.texts, asked.neighbours)
             found.append(row)
             shares = f"{row.passed:>9.1%}{row.out:>9.1%}{row.harm:>9.1%}{row.items:>8.0%}"
             print(f"{row.truth:<46}{looks:>6}{shares}   {time.process_time() - started:.0f} s", flush=True)

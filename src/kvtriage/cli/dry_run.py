@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -33,6 +33,7 @@ from kvtriage.stages.diagnose import cost_diagnose
 from kvtriage.stages.looking import deal_looks, likely_look
 from kvtriage.stages.measuring import shapes_to_time
 from kvtriage.stages.search import cost_search
+from kvtriage.tasks.base import TaskItem
 from kvtriage.units import format_seconds, format_tokens
 
 if TYPE_CHECKING:
@@ -72,11 +73,16 @@ def print_dry_run(
     start_s = None if unasked else time.perf_counter() - started
     if scales is None or sensitivities is None:
         say("which arms there are is known after diagnose; this is what there can be at most")
-    rows = _rows(subject, scales, sensitivities, info)
+    before = [*_stages_before(subject, info)] if scales is None or sensitivities is None else []
+    rows = [*before, *_arm_rows(subject, scales, sensitivities, info)]
     speed = measure_speed(subject, engine) if speed is None else speed
     click.echo(_render(rows, speed))
     if subject.plan.study.looks > 1:
-        click.echo(_render_looks(subject, scales, sensitivities, info, speed))
+
+        def total(asked: tuple[TaskItem, ...]) -> ArmCost:
+            return _total([*before, *_arm_rows(replace(subject, items=asked), scales, sensitivities, info)])
+
+        click.echo(_render_looks(subject, total, speed))
     if isinstance(engine, Serving):
         arms = _known_arms(subject, scales, sensitivities, info)
         click.echo(_render_servers(subject, engine, rows, speed, start_s, arms))
@@ -86,11 +92,11 @@ def print_dry_run(
             say(f"{write_requests(requests, subject, arms, timed, dialect):,} requests are in {requests}")
 
 
-def _rows(
+def _arm_rows(
     subject: Subject, scales: ScaleRecord | None, sensitivities: Sensitivities | None, info: EngineInfo
 ) -> list[_Row]:
     if scales is None or sensitivities is None:
-        return [*_stages_before(subject, info), *_arms_at_most(subject, info)]
+        return [*_arms_at_most(subject, info)]
     return [
         _Row(arm.name, arm.label, cost_arm(subject.plan, subject.items, arm.role))
         if arm.same_as is None
@@ -99,18 +105,18 @@ def _rows(
     ]
 
 
-def _render_looks(
-    subject: Subject, scales: ScaleRecord | None, sensitivities: Sensitivities | None, info: EngineInfo, speed: Speed
-) -> str:
-    """The total above is the dearest way it may go: to the last look. This is the cheapest, and a likely one."""
+def _render_looks(subject: Subject, total: Callable[[tuple[TaskItem, ...]], ArmCost], speed: Speed) -> str:
+    """What the table adds up to is the dearest way it may go: to the last look. This is the cheapest, and a likely one.
+
+    total: what a study of these items alone would come to.
+    """
     study = subject.plan.study
     dealt, likely = deal_looks(subject.items, study.looks), likely_look(study)
 
     def price(look: int) -> str:
-        items = tuple(item for batch in dealt[:look] for item in batch)
-        total = _total(_rows(replace(subject, items=items), scales, sensitivities, info))
-        tokens = format_tokens(total.read_tokens + total.decoded_tokens)
-        return f"{tokens} tokens, about {format_seconds(speed.seconds(total))}"
+        cost = total(tuple(item for batch in dealt[:look] for item in batch))
+        tokens = format_tokens(cost.read_tokens + cost.decoded_tokens)
+        return f"{tokens} tokens, about {format_seconds(speed.seconds(cost))}"
 
     return (
         f"{study.looks} looks: if the choice is clear at the first, {price(1)} in all; where drifts are half their "

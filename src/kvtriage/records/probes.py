@@ -12,6 +12,7 @@ import math
 import zlib
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 
 from kvtriage.fp8.anatomy import Anatomy, LayerAnatomy, OperandError
@@ -52,6 +53,7 @@ class PackedLayer(Part, frozen=True):
     output_signal: PackedArray
     operands: tuple[PackedOperand, ...]
     magnitudes: dict[str, PackedArray]
+    logits: Mapping[str, tuple[float, ...]] = msgspec.field(default_factory=dict)
 
 
 class PackedAnatomy(Part, frozen=True):
@@ -110,6 +112,7 @@ def _pack_layer(layer: LayerAnatomy) -> PackedLayer:
             for (operand, treatment), error in layer.operands.items()
         ),
         magnitudes={tensor: _pack(held.moments) for tensor, held in layer.magnitudes.items()},
+        logits=dict(layer.logits),
     )
 
 
@@ -121,7 +124,7 @@ def _unpack_layer(layer: PackedLayer) -> LayerAnatomy:
         for error in layer.operands
     }
     magnitudes = {tensor: Magnitudes(_unpack(moments)) for tensor, moments in layer.magnitudes.items()}
-    return LayerAnatomy(_unpack(layer.output_signal), operands, magnitudes)
+    return LayerAnatomy(_unpack(layer.output_signal), operands, magnitudes, layer.logits)
 
 
 def _pack(values: Floats) -> PackedArray:

@@ -43,6 +43,9 @@ class OperandRow(Part, frozen=True):
     """The same when only the elements err that saturate: [H]. This and the next two need not add up to `output`."""
     output_underflow: tuple[float, ...]
     output_mantissa: tuple[float, ...]
+    kl: float | None = None
+    """Of 'q' and 'p' at scale 1, where the arithmetic rounds them: mean KL from native with this alone in FP8, nats per
+    token, estimated as the screen does."""
 
 
 class RepairRow(Part, frozen=True):

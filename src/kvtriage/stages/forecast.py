@@ -33,6 +33,7 @@ def operand_rows(anatomy: Anatomy) -> Iterator[OperandRow]:
     """Every layer, operand and treatment, in relative squared errors."""
     for layer_idx, layer in enumerate(anatomy.layers):
         for (operand, treatment), found in layer.operands.items():
+            kl = layer.logits.get(operand) if treatment == Scaling.UNIT else None
             cache, output = _relative(found.cache, found.signal), _relative(found.output, layer.output_signal)
             yield OperandRow(
                 layer_idx=layer_idx,
@@ -47,6 +48,7 @@ def operand_rows(anatomy: Anatomy) -> Iterator[OperandRow]:
                 output_saturated=output[1],
                 output_underflow=output[2],
                 output_mantissa=output[3],
+                kl=None if kl is None else fmean(kl),
             )
 
 

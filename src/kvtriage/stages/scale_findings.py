@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
@@ -75,6 +76,23 @@ def scale_findings(anatomy: Anatomy, repairs: Sequence[RepairRow], spec: CacheSp
         ]
         others = f", and {len(drowned) - _NAMED} more" if len(drowned) > _NAMED else ""
         yield f"One scale for a layer does not reach {join_words(named)}{others}."
+    yield from _beside_the_cache(anatomy, spec)
+
+
+def _beside_the_cache(anatomy: Anatomy, spec: CacheSpec) -> Iterator[str]:
+    """What rounding Q and the probabilities costs by itself; nothing where the arithmetic rounds neither."""
+    costs = {
+        operand: [fmean(layer.logits[operand]) for layer in anatomy.layers if operand in layer.logits]
+        for operand in ("q", "p")
+    }
+    if not all(len(found) == spec.num_layers for found in costs.values()):
+        return
+    (q, q_worst), (p, p_worst) = ((sum(found), int(np.argmax(found))) for found in costs.values())
+    yield (
+        f"Beside the cache, Q in FP8 costs {format_nats(q)} nats per token (most in layer {q_worst}) and the "
+        f"probabilities {format_nats(p)} (most in layer {p_worst}), each alone and layers added up, by an estimate. A "
+        "backend that only stores FP8 rounds neither."
+    )
 
 
 def _wins(before: float, after: float, rule: Rule) -> bool:

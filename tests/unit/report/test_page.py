@@ -15,10 +15,12 @@ import pytest
 
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import price_policy
+from kvtriage.records.evidence import Stop
 from kvtriage.records.trials import CapacityTrial, ScoreTrial, TimingTrial
 from kvtriage.records.values import cache_spec
 from kvtriage.report.figures import FIGURES
 from kvtriage.report.page import serve_command
+from kvtriage.report.quality import METRICS, drift_of
 from kvtriage.units import format_bytes
 from tests.unit.report.cases import (
     Case,
@@ -28,6 +30,7 @@ from tests.unit.report.cases import (
     render,
     smollm_like,
     undecided,
+    view_of,
     with_hostile_text,
     without_arms,
 )
@@ -291,3 +294,19 @@ def test_serve_command_quotes_for_the_shell() -> None:
     assert shown == (
         "vllm serve 'my model; rm -rf /' \\\n  --kv-cache-dtype fp8 \\\n  --kv-cache-dtype-skip-layers 0 5"
     )
+
+
+def test_a_study_of_several_looks_says_where_it_stopped() -> None:
+    """And draws its intervals as wide as the verdict read them."""
+    case = gemma_like()
+    stop = Stop(look=1, looks=3, items=28, of_items=84, why="the choice is clear, <b>FP8")
+    looked = replace(case, evidence=msgspec.structs.replace(case.evidence, stop=stop))
+    said, before = walk(render(looked)).said(), walk(render(case)).said()
+    for words in ("look 1 of 3, after 28 of 84 items: the choice is clear, <b>FP8", "those of all 3 looks to hold"):
+        assert words in said
+        assert words not in before
+    arm = view_of(case).products[1]
+    wide, plain = (drift_of(view_of(one), METRICS[0], arm, None) for one in (looked, case))
+    assert wide is not None
+    assert plain is not None
+    assert wide.interval.high - wide.interval.low > plain.interval.high - plain.interval.low

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 
-from kvtriage.fp8.anatomy import Anatomy
+from kvtriage.engines.base import Treatments
+from kvtriage.engines.fake import FakeEngine
+from kvtriage.fp8.anatomy import Anatomy, LayerAnatomy
+from kvtriage.kvcache.spec import LayerSpec
 from kvtriage.records.sensitivities import RepairRow, Sensitivities
 from kvtriage.stages.scale_findings import scale_findings
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, uniform
@@ -63,6 +68,27 @@ def test_the_anatomy_is_recorded_operand_by_operand() -> None:
         heads = 2 if row.operand in "kv" else 4
         assert len(row.sqnr_db) == len(row.mantissa) == heads
         assert len(row.output) == len(row.output_underflow) == 4
+
+
+def test_what_q_and_the_probabilities_cost_alone_is_recorded_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = FakeEngine._anatomy
+
+    def followed(engine: FakeEngine, layer: LayerSpec, treatments: Treatments) -> LayerAnatomy:
+        costs = {"q": (0.001 * (layer.layer_idx + 1),), "p": (0.0005,)}
+        return dataclasses.replace(plain(engine, layer, treatments), logits=costs)
+
+    monkeypatch.setattr(FakeEngine, "_anatomy", followed)
+    found = FakeCase(spec=uniform()).diagnose()
+    told = {(row.layer_idx, row.operand, row.treatment): row.kl for row in found.anatomy if row.kl is not None}
+    assert {(operand, treatment) for _, operand, treatment in told} == {("q", "unit"), ("p", "unit")}
+    assert told[5, "q", "unit"] == pytest.approx(0.006)
+    assert found.findings[-1].startswith("Beside the cache, Q in FP8 costs 0.0210 nats per token (most in layer 5) and")
+
+
+def test_nothing_is_said_of_q_where_the_arithmetic_rounds_none() -> None:
+    found = FakeCase(spec=uniform()).diagnose()
+    assert all(row.kl is None for row in found.anatomy)
+    assert not any("Beside the cache" in sentence for sentence in found.findings)
 
 
 def test_an_engine_that_shows_no_outputs_predicts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,14 +29,14 @@ from kvtriage.engines.embedded.kernel.kernel import Decode, open_decode
 from kvtriage.engines.embedded.memory import texts_at_once
 from kvtriage.engines.embedded.model import LanguageModel, load_model, native_dtype
 from kvtriage.engines.embedded.observing import Observing, SeenBy
-from kvtriage.engines.embedded.screening import screen_request
+from kvtriage.engines.embedded.screening import each_alone, screen_request
 from kvtriage.engines.embedded.session import EmbeddedSession
 from kvtriage.engines.embedded.sharing import MOST_BYTES, SharedPasses
 from kvtriage.engines.embedded.storing import LayerStorage, layer_storages
 from kvtriage.engines.embedded.tokenizer import load_tokenizer
 from kvtriage.engines.side_by_side import Abandoned, side_by_side
 from kvtriage.errors import StudyError
-from kvtriage.kvcache.policy import CachePolicy
+from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.spec import CacheSpec
 
 __all__ = [
@@ -150,10 +150,12 @@ class EmbeddedEngine(Observing):
     ) -> Screening:
         rows = [(arm.policy.first_quantized_layer, self._storages(arm)) for arm in arms]
         native = self._storages(self._native_arm)
+        everything = Arm("FP8", CachePolicy.fp8(self.spec.num_layers, Scaling.UNIT))
+        alone = each_alone(native, self._storages(everything))
         parts = []
         for done, request in enumerate(requests):
             progress(done, len(requests))
-            parts.append(screen_request(self._model, request, rows, native, treatments))
+            parts.append(screen_request(self._model, request, rows, native, treatments, alone))
         progress(len(requests), len(requests))
         return Screening.merge_all(parts)
 

@@ -27,7 +27,7 @@ from kvtriage.engines.embedded.session import BY_TORCH
 from kvtriage.engines.embedded.storing import LayerStorage, StoringAttention
 from kvtriage.fp8.anatomy import Anatomy, LayerAnatomy
 
-__all__ = ["SCREENED_SHARE", "screen_request"]
+__all__ = ["SCREENED_SHARE", "each_alone", "screen_request"]
 
 SCREENED_SHARE = 8
 """At most this part of a text is screened, however much of it is scored: a quarter is the price of everything."""
@@ -35,6 +35,8 @@ _LOGITS_BYTES = 128 * 1024**2
 """Of the distributions of one text that are worked on side by side."""
 
 Storages = tuple[LayerStorage, ...]
+Alone = tuple[int, str, Storages]
+"""Layer, 'q' or 'p', and storages that round it there and nothing else."""
 
 
 class _Keeping:
@@ -64,7 +66,7 @@ class _SideBySide:
     def attend(self, call: AttentionCall) -> Tensor:
         storages = [row[call.layer_idx] for row in self._rows]
         check_geometry(call, storages[0].spec)
-        if all((storage.key, storage.value) == (storages[0].key, storages[0].value) for storage in storages):
+        if all(_alike(storage, storages[0]) for storage in storages):
             return self._attend(call, storages[0])
         return torch.cat([self._attend(_row(call, index), storage) for index, storage in enumerate(storages)])
 
@@ -77,6 +79,27 @@ class _SideBySide:
             value=storage.value.decode(storage.value.encode(_joined(value[:, :, : self._start], call.value))),
         )
         return attend(seen, storage.fp8_heads)
+
+
+def _alike(storage: LayerStorage, other: LayerStorage) -> bool:
+    return (
+        (storage.key, storage.value) == (other.key, other.value)
+        and (storage.query is None) == (other.query is None)
+        and (storage.fp8_heads is None) == (other.fp8_heads is None)
+    )
+
+
+def each_alone(native: Storages, quantised: Storages) -> list[Alone]:
+    """Q and the probabilities of each layer by themselves, as `quantised` rounds them; none where it rounds neither."""
+    found: list[Alone] = []
+    for layer_idx, (own, all_of_it) in enumerate(zip(native, quantised, strict=True)):
+        for operand, changed in (
+            ("q", replace(own, query=all_of_it.query)),
+            ("p", replace(own, fp8_heads=all_of_it.fp8_heads)),
+        ):
+            if changed.query is not None or changed.fp8_heads is not None:
+                found.append((layer_idx, operand, (*native[:layer_idx], changed, *native[layer_idx + 1 :])))
+    return found
 
 
 def _row(call: AttentionCall, index: int) -> AttentionCall:
@@ -94,8 +117,12 @@ def screen_request(
     probes: Sequence[tuple[int, Storages]],
     native: Storages,
     treatments: Treatments,
+    alone: Sequence[Alone] = (),
 ) -> Screening:
-    """One native pass with its anatomy, then every probe of it. `probes`: first layer that is not native, storages."""
+    """One native pass with its anatomy, then every probe of it, and every operand `alone`.
+
+    `probes`: first layer that is not native, storages.
+    """
     # Nothing is predicted from the last token.
     stop, layers = len(request.token_ids) - 1, len(native)
     start = max(request.score_from - 1, stop - max(1, len(request.token_ids) // SCREENED_SHARE))
@@ -105,18 +132,22 @@ def screen_request(
     with model.recording() as outputs:
         reference = LogProbs(normalise(model.logits(tokens, keeping, start=0, keep=slice(start, stop))[0]))
     storing.check_finite()
-    damage = [0.0] * len(probes)
+    rows = [*probes, *((layer_idx, storages) for layer_idx, _, storages in alone)]
+    damage = [0.0] * len(rows)
     evaluated = layers * stop
-    for first, numbers in _batches(probes, reference.values.nbytes):
-        attention = _SideBySide([probes[number][1] for number in numbers], keeping.kept, start)
+    for first, numbers in _batches(rows, reference.values.nbytes):
+        attention = _SideBySide([rows[number][1] for number in numbers], keeping.kept, start)
         batch = tokens[:, start:].expand(len(numbers), -1)
         with model.resuming([_cut(output, start, len(numbers)) for output in outputs[:first]], first):
             logits = model.logits(batch, attention, start=start, keep=slice(0, stop - start))
-        for number, rows in zip(numbers, logits, strict=True):
-            kl = LogProbs(normalise(rows)).kl_from(reference)
+        for number, own in zip(numbers, logits, strict=True):
+            kl = LogProbs(normalise(own)).kl_from(reference)
             damage[number] = sum(kl) / len(kl)
         evaluated += (layers - first) * (stop - start) * len(numbers)
-    return Screening(tuple((kl,) for kl in damage), Anatomy(tuple(keeping.layers), stop), evaluated)
+    anatomy = list(keeping.layers)
+    for (layer_idx, operand, _), mean in zip(alone, damage[len(probes) :], strict=True):
+        anatomy[layer_idx] = replace(anatomy[layer_idx], logits={**anatomy[layer_idx].logits, operand: (mean,)})
+    return Screening(tuple((kl,) for kl in damage[: len(probes)]), Anatomy(tuple(anatomy), stop), evaluated)
 
 
 def _batches(probes: Sequence[tuple[int, Storages]], row_bytes: int) -> Iterator[tuple[int, list[int]]]:

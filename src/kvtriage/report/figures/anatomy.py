@@ -33,7 +33,8 @@ def draw_anatomy(view: CaseView) -> Figure | Absent:
             _QUESTION, "Nothing was predicted for this case: that takes an engine that shows attention outputs."
         )
     ablated = _ablated(view)
-    groups, rows = [], []
+    groups: list[DotGroup] = []
+    rows: list[tuple[str, float | None, float | None, float | None]] = []
     for repair, (name, css, arm) in _REPAIRS.items():
         if (found := whole.get(repair)) is None:
             continue
@@ -45,6 +46,7 @@ def draw_anatomy(view: CaseView) -> Figure | Absent:
         ]
         groups.append(DotGroup(name, tuple(shown)))
         rows.append((name, *kls))
+    rows += [(f"{name} alone, layers added up", None, kl, None) for name, kl in _beside_the_cache(view)]
     drawing = draw_dots(
         groups, label="KL of each repair, predicted and measured", unit="KL, nats per token", tick_text=axis_number
     )
@@ -57,6 +59,16 @@ def draw_anatomy(view: CaseView) -> Figure | Absent:
         panels=(Panel("What is left of the damage", drawing),),
         table=Table.of(("repair", "predicted", "probed", "measured"), rows),
     )
+
+
+def _beside_the_cache(view: CaseView) -> list[tuple[str, float]]:
+    """What Q and the probabilities cost; nothing where the arithmetic rounds neither."""
+    told = [(row.operand, row.kl) for row in view.sensitivities.anatomy if row.kl is not None]
+    return [
+        (name, sum(kl for own, kl in told if own == operand))
+        for operand, name in (("q", "Q"), ("p", "Probabilities"))
+        if told
+    ]
 
 
 def _ablated(view: CaseView) -> dict[str, float]:

@@ -14,6 +14,10 @@ from kvtriage.engines.embedded import screening
 from kvtriage.engines.embedded.attention import AttentionCall, attend
 from kvtriage.engines.embedded.dissecting import dissect
 from kvtriage.engines.embedded.engine import EmbeddedEngine, open_engine
+from kvtriage.engines.embedded.log_probs import LogProbs, normalise
+from kvtriage.engines.embedded.screening import each_alone
+from kvtriage.engines.embedded.session import BY_TORCH
+from kvtriage.engines.embedded.storing import StoringAttention, layer_storages
 from kvtriage.fp8 import e4m3
 from kvtriage.fp8.anatomy import OUTPUT_PARTS
 from kvtriage.fp8.e4m3 import SATURATES_ABOVE, SMALLEST_NORMAL
@@ -83,8 +87,9 @@ def test_no_more_than_an_eighth_is_screened_and_its_price_is_told(bench: Bench) 
     narrow = screen(bench, ScoreRequest("x", tiny.prompt(LENGTH), LENGTH - 8))
     layers = bench.engine.spec.num_layers
     computed = sum(layers - arm.policy.first_quantized_layer for arm in bench.arms)
+    beside = 2 * sum(range(1, layers + 1)) if bench.engine.info().numerics == "attention" else 0
     assert wide.damage == narrow.damage
-    assert wide.evaluated == narrow.evaluated == layers * (LENGTH - 1) + 8 * computed
+    assert wide.evaluated == narrow.evaluated == layers * (LENGTH - 1) + 8 * (computed + beside)
 
 
 def test_probes_go_through_native_layers_together(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,9 +102,11 @@ def test_probes_go_through_native_layers_together(bench: Bench, monkeypatch: pyt
     monkeypatch.setattr(screening, "attend", spy)
     screen(bench, ScoreRequest("x", tiny.prompt(LENGTH), FROM))
     last = bench.engine.spec.num_layers - 1
-    # Four probes of each layer, and one of all layers that runs beside those of layer 0.
-    assert together.count((last, 4)) == last - 1
-    assert together.count((last, 1)) == 4 + 5
+    # Four probes of each layer, where Q and the probabilities are rounded those alone too, and one of all layers that
+    # runs beside those of layer 0.
+    each = 6 if bench.engine.info().numerics == "attention" else 4
+    assert together.count((last, each)) == last - 1
+    assert together.count((last, 1)) == each + each + 1
 
 
 def test_requests_add_up(bench: Bench) -> None:
@@ -193,3 +200,43 @@ def test_the_histogram_holds_every_element(call: AttentionCall) -> None:
     for tensor, values in (("k", call.key), ("v", call.value)):
         assert (held[tensor].moments[:, 0].sum(axis=1) == TOKENS * DIM).all()
         np.testing.assert_allclose(held[tensor].signal, values[0].double().square().sum(dim=(1, 2)).numpy())
+
+
+def test_q_and_the_probabilities_alone_are_followed_to_the_logits(bench: Bench) -> None:
+    """In the last layer exactly: a whole pass with the same storages says the same."""
+    engine, request = bench.engine, ScoreRequest("x", tiny.prompt(LENGTH), FROM)
+    layers = screen(bench, request).anatomy.layers
+    if engine.info().numerics == "storage":
+        assert all(layer.logits == {} for layer in layers)
+        return
+    assert all(set(layer.logits) == {"q", "p"} for layer in layers)
+    spec = engine.spec
+    arms = [
+        Arm("native", CachePolicy.native(spec.num_layers)),
+        Arm("x", CachePolicy.fp8(spec.num_layers, Scaling.UNIT)),
+    ]
+    native, fp8 = (layer_storages(arm, spec, torch.bfloat16, "attention", torch.device("cpu")) for arm in arms)
+    for layer_idx, operand, storages in each_alone(native, fp8)[-2:]:
+        passes = [
+            engine._model.logits(
+                engine._model.tokens([request.token_ids[:-1]]),
+                StoringAttention(whole, LENGTH, BY_TORCH),
+                start=0,
+                keep=slice(FROM - 1, LENGTH - 1),
+            )
+            for whole in (native, storages)
+        ]
+        reference, changed = (LogProbs(normalise(rows[0])) for rows in passes)
+        kl = changed.kl_from(reference)
+        (found,) = layers[layer_idx].logits[operand]
+        assert found > 0
+        assert found == pytest.approx(sum(kl) / len(kl), rel=0.02)
+
+
+def test_what_is_alone_is_kept_text_by_text(bench: Bench) -> None:
+    requests = [ScoreRequest(f"{seed}", tiny.prompt(LENGTH, seed=seed), FROM) for seed in (3, 4)]
+    both = screen(bench, *requests).anatomy.layers
+    singles = [screen(bench, request).anatomy.layers for request in requests]
+    for layer_idx, layer in enumerate(both):
+        for operand, found in layer.logits.items():
+            assert found == tuple(kl for single in singles for kl in single[layer_idx].logits[operand])
