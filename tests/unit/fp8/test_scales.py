@@ -92,7 +92,7 @@ def test_sub_octaves_are_those_of_least_error() -> None:
 
 
 def test_merging_is_maximum_and_sum_in_any_order() -> None:
-    parts = [stats(k, [1, 1]).tensors[0, "k"] for k in ([1, 9], [5, 2], [2, 2])]
+    parts = [stats([*map(float, k)], [1, 1]).tensors[0, "k"] for k in ([1, 9], [5, 2], [2, 2])]
     one, other = reduce(RangeStats.merge, parts), reduce(RangeStats.merge, parts[::-1])
     np.testing.assert_array_equal(one.amax, other.amax)
     np.testing.assert_array_equal(one.exponents, other.exponents)
