@@ -26,13 +26,14 @@ import numpy as np
 
 from kvtriage.checkpoints.faults import FAULTS, plant
 from kvtriage.checkpoints.model_folder import load_model_folder
-from kvtriage.cli.job import embedded, open_subject_engine, read_subject
 from kvtriage.cli.options import Machine
 from kvtriage.cli.sources import DEMO_DATA, resolve_model
+from kvtriage.cli.subject import open_subject_engine, read_subject
 from kvtriage.cli.terminal import open_progress
+from kvtriage.cli.wiring import embedded
 from kvtriage.kvcache.readers import read_cache_spec
-from kvtriage.records.case import ProbeRow, Sensitivities
 from kvtriage.records.probes import ProbeLine
+from kvtriage.records.sensitivities import ProbeRow, Sensitivities
 from kvtriage.records.study import Study
 from kvtriage.stages.calibrate import calibrate
 from kvtriage.stages.diagnose import diagnose

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from kvtriage.cli.job import Wiring
+from kvtriage.cli.wiring import Wiring
 from kvtriage.engines.base import Arm, Engine, ProbeSink, Progress, ScoreRequest, Session, keep_nothing
 from kvtriage.engines.fake import FakeEngine, FakeTokenizer
 from kvtriage.fp8.stats import KVStats

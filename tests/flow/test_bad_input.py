@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtriage.cli.job import Wiring
 from kvtriage.cli.main import main
+from kvtriage.cli.wiring import Wiring
 
 Fake = Callable[..., Callable[[], Wiring]]
 

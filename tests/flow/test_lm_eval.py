@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kvtriage.cli.case import open_case
-from kvtriage.cli.job import Wiring
+from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.cli.main import main
+from kvtriage.cli.wiring import Wiring
 from kvtriage.engines.fake import FakeEngine
-from kvtriage.records.case import Evidence
+from kvtriage.records.evidence import Evidence
 from kvtriage.records.imported import Imported
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is the extra lm-eval")

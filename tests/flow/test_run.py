@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtriage.cli.case import open_case
-from kvtriage.cli.job import Wiring
+from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.cli.main import main
+from kvtriage.cli.wiring import Wiring
 
 Fake = Callable[..., Callable[[], Wiring]]
 
@@ -220,7 +220,7 @@ class TestStopped:
         (tmp_path / "case").rename(tmp_path / "whole")
         script = (
             "import contextlib, sys, time\n"
-            "from kvtriage.cli.job import Wiring\n"
+            "from kvtriage.cli.wiring import Wiring\n"
             "from kvtriage.cli.main import main\n"
             "from kvtriage.engines.fake import FakeEngine, FakeTokenizer\n"
             "class Slow(FakeEngine):\n"

@@ -10,8 +10,8 @@ from typing import cast
 
 import pytest
 
-from kvtriage.cli.job import Wiring
 from kvtriage.cli.main import main
+from kvtriage.cli.wiring import Wiring
 from kvtriage.engines.base import Arm, Engine, ProbeSink, Progress, ScoreRequest, keep_nothing
 from kvtriage.engines.fake import FakeEngine, FakeTokenizer
 from kvtriage.kvcache.spec import CacheSpec

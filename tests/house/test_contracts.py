@@ -18,7 +18,7 @@ CONTRACTS = [
 
 # (contract, {file of the package: text added to it})
 VIOLATIONS: list[tuple[str, dict[str, str]]] = [
-    ("floors", {"records/case.py": "import kvtriage.engines.base"}),
+    ("floors", {"records/plan.py": "import kvtriage.engines.base"}),
     ("floors", {"stats/lines.py": "import kvtriage.kvcache.spec"}),
     ("floors", {"report/__init__.py": "import kvtriage.stages.plan"}),
     ("floors", {"roof/__init__.py": ""}),
@@ -39,7 +39,7 @@ VIOLATIONS: list[tuple[str, dict[str, str]]] = [
     ("scipy-room", {"stages/decide.py": "import scipy.stats"}),
     ("pure-rooms", {"fp8/e4m3.py": "import time"}),
     ("pure-rooms", {"kvcache/price.py": "import random"}),
-    ("pure-rooms", {"records/case.py": "import kvtriage.files"}),
+    ("pure-rooms", {"records/plan.py": "import kvtriage.files"}),
     ("pure-rooms", {"report/__init__.py": "import http.client"}),
     ("pure-rooms", {"stages/ablate.py": "import subprocess"}),
     ("pure-rooms", {"stats/lines.py": "from os import environ"}),

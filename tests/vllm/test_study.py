@@ -17,9 +17,10 @@ from statistics import fmean
 
 import pytest
 
-from kvtriage.cli.case import open_case
+from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.engines.vllm.client import TOKEN_VARIABLE
-from kvtriage.records.case import Evidence, PoolTrial, ScoreTrial, TimingTrial, Trial
+from kvtriage.records.evidence import Evidence
+from kvtriage.records.trials import PoolTrial, ScoreTrial, TimingTrial, Trial
 from tests.unit.engines.demo_folder import demo_folder
 from tests.vllm.conftest import CACHE, KEY, ROOT, START_S, Serve
 

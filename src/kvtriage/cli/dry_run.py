@@ -16,14 +16,15 @@ from typing import Protocol, runtime_checkable
 import click
 
 from kvtriage.cli.dry_run_options import Speed
-from kvtriage.cli.job import Subject
 from kvtriage.cli.options import Servers
 from kvtriage.cli.requests_file import write_requests
+from kvtriage.cli.subject import Subject
 from kvtriage.cli.terminal import say
 from kvtriage.engines.base import Arm, Engine, EngineInfo
 from kvtriage.kvcache.policy import CachePolicy, Scaling
-from kvtriage.records.case import ScaleRecord, Sensitivities
 from kvtriage.records.pairing import BASELINE
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.sensitivities import Sensitivities
 from kvtriage.records.study import supports_per_head
 from kvtriage.stages.ablate import ArmCost, cost_arm, design_arms
 from kvtriage.stages.arms import build_arm

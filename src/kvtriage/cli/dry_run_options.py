@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from kvtriage.cli.requests_file import check_requests_file
-from kvtriage.records.case import TimingTrial, Trial
 from kvtriage.records.pairing import BASELINE
+from kvtriage.records.trials import TimingTrial, Trial
 from kvtriage.stages.ablate import ArmCost
 
 __all__ = ["DryRun", "Speed", "dry_run_options", "parse_speed", "remembered_speed"]

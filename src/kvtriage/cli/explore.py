@@ -8,7 +8,9 @@ from pathlib import Path
 
 import click
 
-from kvtriage.cli.case import CHECKPOINTS, TRIALS, CaseFolder, check_folder
+from kvtriage.cli.case_folder.folder import CaseFolder
+from kvtriage.cli.case_folder.layout import CHECKPOINTS, TRIALS
+from kvtriage.cli.case_folder.opening import check_folder
 from kvtriage.cli.plan.gpu_names import print_gpu_names
 from kvtriage.cli.plan.model import load_model
 from kvtriage.cli.plan.words import parse_memories

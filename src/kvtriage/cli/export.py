@@ -11,14 +11,17 @@ import click
 
 from kvtriage.checkpoints.sglang import READ_BY, shared_octaves, write_sglang_scales
 from kvtriage.checkpoints.tensorrt_llm import NATIVE, write_tensorrt_llm_config
-from kvtriage.cli.case import CaseFolder, open_case
+from kvtriage.cli.case_folder.folder import CaseFolder
+from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.cli.options import case_argument
 from kvtriage.cli.terminal import say
 from kvtriage.errors import BadInput, CaseError
 from kvtriage.files import is_inside
 from kvtriage.kvcache.policy import Scaling
-from kvtriage.records.case import Plan, RepairChoice, ScaleRecord, Verdict
+from kvtriage.records.plan import Plan
+from kvtriage.records.scales import ScaleRecord
 from kvtriage.records.values import scale_set
+from kvtriage.records.verdict import RepairChoice, Verdict
 
 __all__ = ["export_command"]
 

@@ -10,14 +10,17 @@ from typing import Any
 
 import click
 
-from kvtriage.cli.case import CaseFolder, open_case
+from kvtriage.cli.case_folder.folder import CaseFolder
+from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.cli.options import case_argument
 from kvtriage.cli.terminal import one_line, say
 from kvtriage.errors import DataError
 from kvtriage.files import sha256_bytes
-from kvtriage.records.case import Evidence, Plan, Reason
+from kvtriage.records.evidence import Evidence
 from kvtriage.records.imported import Imported, check_imported
 from kvtriage.records.pairing import BASELINE, sort_trials
+from kvtriage.records.plan import Plan
+from kvtriage.records.verdict import Reason
 from kvtriage.stages.bench_results import read_bench
 from kvtriage.stages.imports import imported_clauses
 from kvtriage.stages.lm_eval_samples import decode_samples, read_samples

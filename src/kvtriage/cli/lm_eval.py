@@ -8,18 +8,23 @@ from pathlib import Path
 import click
 import msgspec
 
-from kvtriage.cli.case import open_case
+from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.cli.importing import add_to_case
-from kvtriage.cli.job import Job, Wiring, open_job, reread_subject
+from kvtriage.cli.job import Job, open_job
 from kvtriage.cli.options import Machine, case_argument, machine_options
 from kvtriage.cli.servers import choose_wiring
+from kvtriage.cli.subject import reread_subject
 from kvtriage.cli.terminal import say, stage
+from kvtriage.cli.wiring import Wiring
 from kvtriage.engines.base import Arm
 from kvtriage.errors import CaseError, EngineError, StudyError
 from kvtriage.files import sha256_bytes
-from kvtriage.records.case import ArmRecord, Evidence, Plan, ScaleRecord, Sensitivities
+from kvtriage.records.evidence import ArmRecord, Evidence
 from kvtriage.records.imported import Imported
 from kvtriage.records.pairing import BASELINE
+from kvtriage.records.plan import Plan
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.sensitivities import Sensitivities
 from kvtriage.stages import Reporter
 from kvtriage.stages.ablate import study_conditions
 from kvtriage.stages.arms import build_arm, check_applied

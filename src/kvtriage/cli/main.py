@@ -27,7 +27,7 @@ from kvtriage.cli.completion import COMPLETE_VARIABLE, answer_shell
 from kvtriage.errors import KvtriageError, StorageError
 
 if TYPE_CHECKING:
-    from kvtriage.cli.job import Wiring
+    from kvtriage.cli.wiring import Wiring
 
 __all__ = ["kvtriage", "main"]
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from kvtriage.cli.case import CaseFolder, open_case
-from kvtriage.cli.job import need_suspects
+from kvtriage.cli.case_folder.folder import CaseFolder
+from kvtriage.cli.case_folder.opening import open_case
+from kvtriage.cli.judging import need_suspects
 from kvtriage.cli.terminal import stage
 from kvtriage.errors import CaseError
 from kvtriage.files import is_inside, write_atomic
-from kvtriage.records.case import Evidence, Plan, ScaleRecord, Verdict
+from kvtriage.records.evidence import Evidence
 from kvtriage.records.frontier import Frontier
+from kvtriage.records.plan import Plan
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.verdict import Verdict
 from kvtriage.report import CaseView, render_comparison, render_report
 
 __all__ = ["compare_cases", "run_report", "view_case"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from kvtriage.cli.job import Subject
+from kvtriage.cli.subject import Subject
 from kvtriage.engines.base import Arm, EngineInfo, Scoring
 from kvtriage.errors import BadInput, EngineError
 from kvtriage.files import write_atomic

@@ -8,7 +8,8 @@ from importlib import resources
 from pathlib import Path
 
 from kvtriage.errors import StudyError
-from kvtriage.records.study import Rule, read_rule
+from kvtriage.records.rule import Rule
+from kvtriage.records.study_file import read_rule
 
 __all__ = ["SHIPPED", "load_rule", "load_toml", "shipped_rule"]
 

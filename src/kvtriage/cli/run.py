@@ -8,30 +8,22 @@ from pathlib import Path
 
 import click
 
-from kvtriage.cli.case import check_folder, open_case
+from kvtriage.cli.case_folder.opening import check_folder, open_case
 from kvtriage.cli.dry_run import print_dry_run
 from kvtriage.cli.dry_run_options import DryRun, dry_run_options
-from kvtriage.cli.job import (
-    Subject,
-    Wiring,
-    embedded,
-    open_job,
-    open_subject_engine,
-    read_subject,
-    run_ablate,
-    run_calibrate,
-    run_decide,
-    run_diagnose,
-)
+from kvtriage.cli.job import open_job, run_ablate, run_calibrate, run_diagnose
+from kvtriage.cli.judging import run_decide
 from kvtriage.cli.options import Machine, machine_options
 from kvtriage.cli.report_files import run_report
 from kvtriage.cli.search import run_search
 from kvtriage.cli.servers import choose_wiring
 from kvtriage.cli.settings import Override, load_study, parse_buckets, parse_memory
 from kvtriage.cli.sources import DEMO_DATA, resolve_data, resolve_model
+from kvtriage.cli.subject import Subject, open_subject_engine, read_subject
 from kvtriage.cli.summary import render_verdict
 from kvtriage.cli.terminal import folding_width, open_progress, say
 from kvtriage.cli.verbs import CANNOT_TELL
+from kvtriage.cli.wiring import Wiring, embedded
 from kvtriage.errors import CaseError
 from kvtriage.files import is_inside, refuse_unwritable_name
 from kvtriage.records.study import BACKENDS, NUMERICS

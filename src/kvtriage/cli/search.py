@@ -8,17 +8,21 @@ from pathlib import Path
 import click
 import msgspec
 
-from kvtriage.cli.case import SEARCH, CaseFolder
+from kvtriage.cli.case_folder.folder import CaseFolder
+from kvtriage.cli.case_folder.layout import SEARCH
 from kvtriage.cli.dry_run import measure_speed
 from kvtriage.cli.dry_run_options import Speed, parse_speed, remembered_speed
-from kvtriage.cli.job import Job, Wiring, say_there
+from kvtriage.cli.job import Job
 from kvtriage.cli.options import Machine, case_argument, machine_options
 from kvtriage.cli.search_table import render_cost, render_frontier
-from kvtriage.cli.terminal import say, stage
+from kvtriage.cli.terminal import say, say_there, stage
 from kvtriage.cli.verbs import with_job
+from kvtriage.cli.wiring import Wiring
 from kvtriage.errors import CaseError
-from kvtriage.records.case import Evidence, ScaleRecord, Sensitivities
+from kvtriage.records.evidence import Evidence
 from kvtriage.records.frontier import Frontier
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.sensitivities import Sensitivities
 from kvtriage.stages.search import cost_search, search
 
 __all__ = ["run_search", "search_command"]

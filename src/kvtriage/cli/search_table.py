@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvtriage.cli.dry_run_options import Speed
-from kvtriage.records.case import Plan
 from kvtriage.records.frontier import Frontier, SetRow
+from kvtriage.records.plan import Plan
 from kvtriage.stages.ablate import ArmCost
 from kvtriage.stages.search import SearchCost
 from kvtriage.units import format_bytes, format_seconds, format_tokens

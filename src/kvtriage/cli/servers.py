@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvtriage.cli.case import CHECKPOINTS
-from kvtriage.cli.job import Wiring, embedded
+from kvtriage.cli.case_folder.layout import CHECKPOINTS
 from kvtriage.cli.options import Machine, Servers
 from kvtriage.cli.terminal import say
+from kvtriage.cli.wiring import Wiring, embedded
 from kvtriage.engines.base import Engine, Tokenizer
 from kvtriage.errors import CaseError, EngineError, StudyError
 from kvtriage.fp8.scales import ScaleSet

@@ -9,7 +9,10 @@ import msgspec
 
 from kvtriage.cli.rules import load_rule, load_toml, shipped_rule
 from kvtriage.errors import StudyError
-from kvtriage.records.study import Rule, Study, read_study, validate_study
+from kvtriage.records.rule import Rule
+from kvtriage.records.study import Study
+from kvtriage.records.study_file import read_study
+from kvtriage.records.study_limits import validate_study
 from kvtriage.units import parse_bytes
 
 __all__ = ["QUICK", "Override", "load_study", "parse_buckets", "parse_memory"]

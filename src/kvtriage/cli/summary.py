@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from kvtriage.cli.terminal import one_line
-from kvtriage.records.case import OperandRow, Plan, RepairChoice, Sensitivities, Verdict
+from kvtriage.records.plan import Plan
+from kvtriage.records.sensitivities import OperandRow, Sensitivities
+from kvtriage.records.verdict import RepairChoice, Verdict
 from kvtriage.stages.probes import UNIT
 
 __all__ = ["render_choice", "render_sensitivities", "render_verdict"]

@@ -32,6 +32,7 @@ __all__ = [
     "peak_memory_bytes",
     "print_error",
     "say",
+    "say_there",
     "show",
     "stage",
 ]
@@ -49,6 +50,11 @@ _PLAIN_INTERVAL_S = 20.0
 def say(text: str) -> None:
     """One line of talk on stderr."""
     _put(one_line(text))
+
+
+def say_there(verb: str, file: str) -> None:
+    """A verb that has nothing to do says so."""
+    say(f"{verb}: {file} is already there")
 
 
 def print_error(error: KvtriageError) -> None:

@@ -8,31 +8,24 @@ from pathlib import Path
 import click
 import msgspec
 
-from kvtriage.cli.case import open_case
+from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.cli.dry_run import print_dry_run
 from kvtriage.cli.dry_run_options import DryRun, dry_run_options, remembered_speed
-from kvtriage.cli.job import (
-    Job,
-    Wiring,
-    explain_case,
-    judge_case,
-    need_suspects,
-    open_job,
-    reread_subject,
-    run_ablate,
-    run_calibrate,
-    run_decide,
-    run_diagnose,
-)
+from kvtriage.cli.job import Job, open_job, run_ablate, run_calibrate, run_diagnose
+from kvtriage.cli.judging import explain_case, judge_case, need_suspects, run_decide
 from kvtriage.cli.options import Machine, case_argument, machine_options
 from kvtriage.cli.report_files import compare_cases, run_report, view_case
 from kvtriage.cli.report_text import render_text
 from kvtriage.cli.rules import load_rule
 from kvtriage.cli.servers import choose_wiring
+from kvtriage.cli.subject import reread_subject
 from kvtriage.cli.summary import render_sensitivities, render_verdict
 from kvtriage.cli.terminal import columns, folding_width, say, show
-from kvtriage.records.case import Plan, ScaleRecord, Verdict
-from kvtriage.records.study import validate_study
+from kvtriage.cli.wiring import Wiring
+from kvtriage.records.plan import Plan
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.study_limits import validate_study
+from kvtriage.records.verdict import Verdict
 
 __all__ = [
     "CANNOT_TELL",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from kvtriage.explore.subject import Measured, Subject
 from kvtriage.kvcache.policy import CachePolicy, Scaling
-from kvtriage.records.case import ProbeRow, Sensitivities
 from kvtriage.records.pairing import KL, Trials
+from kvtriage.records.sensitivities import ProbeRow, Sensitivities
 from kvtriage.stages.wording import format_interval, format_nats
 from kvtriage.stats import paired_interval
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvtriage.explore.subject import Subject
 from kvtriage.kvcache.policy import CachePolicy, Scaling
-from kvtriage.records.case import ArmRecord
+from kvtriage.records.evidence import ArmRecord
 from kvtriage.records.latency import itl_line, longest_timed
 from kvtriage.records.pairing import BASELINE, Trials
 from kvtriage.stages.wording import format_interval

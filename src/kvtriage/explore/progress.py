@@ -13,24 +13,16 @@ from dataclasses import dataclass
 from kvtriage import __version__
 from kvtriage.engines.base import EngineInfo
 from kvtriage.errors import KvtriageError
-from kvtriage.records.case import (
-    ArmRecord,
-    Conditions,
-    Evidence,
-    LoadTrial,
-    Plan,
-    Reason,
-    ScaleRecord,
-    ScoreTrial,
-    Sensitivities,
-    TimingTrial,
-    Trial,
-    Verdict,
-)
+from kvtriage.records.evidence import ArmRecord, Conditions, Evidence
 from kvtriage.records.frontier import Frontier
 from kvtriage.records.pairing import KL, Trials, sort_trials
+from kvtriage.records.plan import Plan
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.sensitivities import Sensitivities
 from kvtriage.records.study import count_items
+from kvtriage.records.trials import LoadTrial, ScoreTrial, TimingTrial, Trial
 from kvtriage.records.values import cache_spec
+from kvtriage.records.verdict import Reason, Verdict
 from kvtriage.stages.arms import design_arms
 from kvtriage.stages.examine import examine
 from kvtriage.stages.measuring import TIMED_ROLES, work_to_time

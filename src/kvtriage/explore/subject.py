@@ -11,8 +11,8 @@ from kvtriage.kvcache.declared import DeclaredCache
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.kvcache.support.gpus import Gpu
-from kvtriage.records.case import Sensitivities
 from kvtriage.records.pairing import Trials
+from kvtriage.records.sensitivities import Sensitivities
 from kvtriage.units import GIB
 
 __all__ = ["Measured", "Subject"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from kvtriage.errors import CaseError
-from kvtriage.records.case import Trial
+from kvtriage.records.trials import Trial
 
 __all__ = ["Tail"]
 

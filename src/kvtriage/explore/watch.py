@@ -22,11 +22,15 @@ from kvtriage.explore.tail import Tail
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.kvcache.support.gpus import Gpu
-from kvtriage.records.case import Evidence, Plan, ScaleRecord, Sensitivities, Verdict
+from kvtriage.records.evidence import Evidence
 from kvtriage.records.frontier import Frontier
 from kvtriage.records.pairing import sort_trials
+from kvtriage.records.plan import Plan
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.sensitivities import Sensitivities
 from kvtriage.records.study import BACKENDS
 from kvtriage.records.values import cache_spec, serving_backend
+from kvtriage.records.verdict import Verdict
 from kvtriage.stages.search import adopt
 
 __all__ = ["CaseRecords", "CaseWatch", "Problem", "Snapshot"]

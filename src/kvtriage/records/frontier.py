@@ -8,14 +8,13 @@ A *set* is the layers that stay in BF16; all others are in FP8 under the record'
 
 from __future__ import annotations
 
-import msgspec
-
-from kvtriage.records.case import SCHEMA, ContinuationTrial, ScoreTrial
+from kvtriage.records.form import Part, Record
+from kvtriage.records.trials import ContinuationTrial, ScoreTrial
 
 __all__ = ["Difference", "Frontier", "SearchTrial", "SetRow", "SetTrial", "VerifiedSet"]
 
 
-class SetTrial(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="set"):
+class SetTrial(Part, frozen=True, tag="set"):
     """One set under the texts named: mean KL from BF16 of each, nats per token."""
 
     skip_layers: tuple[int, ...]
@@ -29,11 +28,7 @@ SearchTrial = SetTrial | ScoreTrial | ContinuationTrial
 them to read is there once, so that all read the same."""
 
 
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    pass
-
-
-class Difference(_Part, frozen=True):
+class Difference(Part, frozen=True):
     """Drift of a set less the chosen set's, paired by text, nats per token."""
 
     mean: float
@@ -42,7 +37,7 @@ class Difference(_Part, frozen=True):
     """None when one text leaves the interval unbounded."""
 
 
-class SetRow(_Part, frozen=True):
+class SetRow(Part, frozen=True):
     """One set: what it costs by the allocator, and what it does to texts that had no part in the choice."""
 
     skip_layers: tuple[int, ...]
@@ -71,7 +66,7 @@ class SetRow(_Part, frozen=True):
     """None for the chosen set itself, and where none was chosen."""
 
 
-class VerifiedSet(_Part, frozen=True):
+class VerifiedSet(Part, frozen=True):
     """A set that kept the KL margin and was measured as a whole arm, on the choosing texts and needles."""
 
     skip_layers: tuple[int, ...]
@@ -81,12 +76,9 @@ class VerifiedSet(_Part, frozen=True):
     """The clauses that are not met, in words; '' when all are."""
 
 
-class Frontier(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Frontier(Record, frozen=True, kw_only=True):
     """frontier.json. `found` is None when no set that the engine accepts keeps the margins: BF16 stays."""
 
-    schema: int = SCHEMA
-    kvtriage_version: str
-    inputs: dict[str, str] = {}
     scaling: str
     """'per_tensor' or 'per_head': the best that the backend serves."""
     found: tuple[int, ...] | None

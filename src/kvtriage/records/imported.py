@@ -12,7 +12,7 @@ from types import MappingProxyType
 import msgspec
 
 from kvtriage.errors import CaseError
-from kvtriage.records.case import ArmRecord
+from kvtriage.records.evidence import ArmRecord
 from kvtriage.records.pairing import BASELINE
 
 __all__ = ["TIMES", "Imported", "ImportedItem", "check_imported", "series_of"]

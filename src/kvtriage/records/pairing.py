@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtriage.errors import CaseError, EngineError
-from kvtriage.records.case import ArmRecord, Evidence, ScoreTrial, TimingTrial, Trial
+from kvtriage.records.evidence import ArmRecord, Evidence
+from kvtriage.records.trials import ScoreTrial, TimingTrial, Trial
 
 __all__ = [
     "AGREED",

@@ -12,11 +12,11 @@ import math
 import zlib
 from collections.abc import Mapping
 
-import msgspec
 import numpy as np
 
 from kvtriage.fp8.anatomy import Anatomy, LayerAnatomy, OperandError
 from kvtriage.fp8.magnitudes import Floats, Magnitudes
+from kvtriage.records.form import Part
 
 __all__ = [
     "PackedAnatomy",
@@ -33,18 +33,14 @@ __all__ = [
 _DOUBLE = np.dtype("<f8")
 
 
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    pass
-
-
-class PackedArray(_Part, frozen=True):
+class PackedArray(Part, frozen=True):
     """Little-endian doubles, deflated."""
 
     shape: tuple[int, ...]
     deflated: bytes
 
 
-class PackedOperand(_Part, frozen=True):
+class PackedOperand(Part, frozen=True):
     operand: str
     treatment: str
     signal: PackedArray
@@ -52,20 +48,20 @@ class PackedOperand(_Part, frozen=True):
     output: PackedArray
 
 
-class PackedLayer(_Part, frozen=True):
+class PackedLayer(Part, frozen=True):
     output_signal: PackedArray
     operands: tuple[PackedOperand, ...]
     magnitudes: dict[str, PackedArray]
 
 
-class PackedAnatomy(_Part, frozen=True):
+class PackedAnatomy(Part, frozen=True):
     """See fp8.anatomy.Anatomy."""
 
     layers: tuple[PackedLayer, ...]
     tokens: int
 
 
-class ProbeTrial(_Part, frozen=True, tag="probe"):
+class ProbeTrial(Part, frozen=True, tag="probe"):
     """`scope`, `format`, `layers` and `head` name the probe; KL is the mean from native, nats per token."""
 
     scope: str
@@ -77,7 +73,7 @@ class ProbeTrial(_Part, frozen=True, tag="probe"):
     conditions: str
 
 
-class ScreenTrial(_Part, frozen=True, tag="screen"):
+class ScreenTrial(Part, frozen=True, tag="screen"):
     item_id: str
     kl: tuple[float, ...]
     """Of every probe, in the order they are designed in; () where all are measured and none is estimated."""

@@ -6,7 +6,8 @@ from kvtriage.fp8.scales import LayerScales, ScaleSet, SubOctaves
 from kvtriage.kvcache.allocator import Backend
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
-from kvtriage.records.case import Plan, ScaleRecord
+from kvtriage.records.plan import Plan
+from kvtriage.records.scales import ScaleRecord
 from kvtriage.records.study import Study
 
 __all__ = ["cache_spec", "scale_set", "serving_backend", "sub_octaves"]

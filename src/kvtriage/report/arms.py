@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvtriage.records.case import ArmRecord
+from kvtriage.records.evidence import ArmRecord
 
 __all__ = ["ArmStyle", "describe_policy", "layer_ranges", "style_of"]
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.price import price_policy
-from kvtriage.records.case import ArmRecord, Reason, RepairChoice
+from kvtriage.records.evidence import ArmRecord
+from kvtriage.records.verdict import Reason, RepairChoice
 from kvtriage.report.arms import layer_ranges, style_of
 from kvtriage.report.clauses import name_cell, name_clause, show_quantity, show_threshold
 from kvtriage.report.numbers import Sentence, Shown, percent, rounded, say, times

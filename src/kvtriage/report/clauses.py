@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtriage.records.case import Reason
+from kvtriage.records.verdict import Reason
 from kvtriage.report.numbers import as_set, percent, rounded, signed, times
 from kvtriage.units import format_tokens
 

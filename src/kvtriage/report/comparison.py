@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvtriage.errors import CaseError
-from kvtriage.records.case import Conditions, ScoreTrial
+from kvtriage.records.evidence import Conditions
 from kvtriage.records.pairing import BASELINE
-from kvtriage.records.study import Rule, Study
+from kvtriage.records.rule import Rule
+from kvtriage.records.study import Study
+from kvtriage.records.trials import ScoreTrial
 from kvtriage.report.view import CaseView
 
 __all__ = ["Difference", "asked_alike", "differences", "only_difference", "other_kl"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kvtriage.records.case import Conditions
+from kvtriage.records.evidence import Conditions
 from kvtriage.report.numbers import exact
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_bytes, format_tokens

@@ -6,7 +6,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from kvtriage.records.case import ArmRecord, LoadTrial
+from kvtriage.records.evidence import ArmRecord
+from kvtriage.records.trials import LoadTrial
 from kvtriage.report.arms import style_of
 from kvtriage.report.figures.base import Cell, Table
 from kvtriage.report.numbers import Shown, as_set, rounded

@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from kvtriage.records.case import Verdict
+from kvtriage.records.verdict import Verdict
 from kvtriage.report.arms import style_of
 from kvtriage.report.beside import encode_beside
 from kvtriage.report.brief import describe_choice, tell_in_brief

@@ -10,7 +10,8 @@ from kvtriage.kvcache.observed.account import METRICS, Observed, Reported, Setti
 from kvtriage.kvcache.observed.comparison import Comparison, Outcome, compare
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.server_args import skip_entries
-from kvtriage.records.case import ArmRecord, Conditions, PoolTrial
+from kvtriage.records.evidence import ArmRecord, Conditions
+from kvtriage.records.trials import PoolTrial
 from kvtriage.report.arms import style_of
 from kvtriage.report.figures.base import Cell, Table
 from kvtriage.report.numbers import Shown, times

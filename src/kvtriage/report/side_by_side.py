@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from kvtriage.records.case import ArmRecord
+from kvtriage.records.evidence import ArmRecord
 from kvtriage.records.pairing import Item
 from kvtriage.report.arms import style_of
 from kvtriage.report.beside import encode_beside

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from kvtriage.kvcache.price import price_policy
-from kvtriage.records.case import ArmRecord, Reason
+from kvtriage.records.evidence import ArmRecord
+from kvtriage.records.verdict import Reason
 from kvtriage.report.arms import layer_ranges, style_of
 from kvtriage.report.charts.svg import canvas, group, marker
 from kvtriage.report.clauses import name_cell, name_clause, show_interval, show_quantity, show_threshold

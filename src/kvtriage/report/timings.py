@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvtriage.records.case import ArmRecord, TimingTrial
+from kvtriage.records.evidence import ArmRecord
 from kvtriage.records.latency import Crossing, crossing_of, expected_times, itl_line, traffic, ttft_curve
+from kvtriage.records.trials import TimingTrial
 from kvtriage.report.numbers import interval
 from kvtriage.report.view import CaseView
 from kvtriage.stats import Expected, Line, Parabola, Ratio, ratio_of

@@ -7,20 +7,15 @@ from functools import cached_property
 
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.records.case import (
-    ArmRecord,
-    CapacityTrial,
-    Evidence,
-    Plan,
-    ScaleRecord,
-    Sensitivities,
-    TimingTrial,
-    Trial,
-    Verdict,
-)
+from kvtriage.records.evidence import ArmRecord, Evidence
 from kvtriage.records.frontier import Frontier
 from kvtriage.records.pairing import Trials, sort_trials
+from kvtriage.records.plan import Plan
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.sensitivities import Sensitivities
+from kvtriage.records.trials import CapacityTrial, TimingTrial, Trial
 from kvtriage.records.values import cache_spec
+from kvtriage.records.verdict import Verdict
 from kvtriage.report.charts.layer_rows import LayerFrame
 
 __all__ = ["CaseView"]

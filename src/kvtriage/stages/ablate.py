@@ -13,8 +13,12 @@ import msgspec
 
 from kvtriage import __version__
 from kvtriage.engines.base import Arm, Engine, EngineInfo, Session, TakesLoad
-from kvtriage.records.case import Conditions, Evidence, Plan, ScaleRecord, Sensitivities, Trial
+from kvtriage.records.evidence import Conditions, Evidence
 from kvtriage.records.pairing import BASELINE
+from kvtriage.records.plan import Plan
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.sensitivities import Sensitivities
+from kvtriage.records.trials import Trial
 from kvtriage.stages import Reporter
 from kvtriage.stages.arms import build_arm, check_applied, design_arms
 from kvtriage.stages.loading import no_load

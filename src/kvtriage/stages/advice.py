@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 from kvtriage.kvcache.price import capacity_tokens
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.records.case import Reason
 from kvtriage.records.pairing import BASELINE, KL, NEEDLE_HIT
 from kvtriage.records.study import BACKENDS
+from kvtriage.records.verdict import Reason
 from kvtriage.stages.findings import Findings
 from kvtriage.stages.ladder import Rung
 from kvtriage.stages.reading import MET, UNMET

@@ -12,8 +12,11 @@ from kvtriage.errors import PolicyNotApplied
 from kvtriage.fp8.scales import LayerScales
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Native, Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerSpec
-from kvtriage.records.case import ArmRecord, Plan, ScaleRecord, Sensitivities
+from kvtriage.records.evidence import ArmRecord
 from kvtriage.records.pairing import BASELINE
+from kvtriage.records.plan import Plan
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.sensitivities import Sensitivities
 from kvtriage.records.study import supports_per_head
 from kvtriage.records.values import cache_spec, scale_set, sub_octaves
 

@@ -15,7 +15,8 @@ from kvtriage.fp8.scales import LayerScales, ScaleSet, fit_scales, fit_sub_octav
 from kvtriage.fp8.stats import HeldOut, KVStats
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.records.case import HeldOutRow, LayerScalesRecord, Plan, ScaleRecord, SweepRow
+from kvtriage.records.plan import Plan
+from kvtriage.records.scales import HeldOutRow, LayerScalesRecord, ScaleRecord, SweepRow
 from kvtriage.stages import Reporter
 from kvtriage.tasks.split import Split
 

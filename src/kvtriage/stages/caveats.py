@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from statistics import fmean
 
-from kvtriage.records.case import Reason
 from kvtriage.records.latency import longest_timed, traffic
 from kvtriage.records.pairing import AGREED, BASELINE, NEEDLE_HIT
+from kvtriage.records.verdict import Reason
 from kvtriage.stages.findings import Findings
 from kvtriage.stages.reading import CANNOT_TELL, UNMET
 from kvtriage.stages.wording import format_share, join_words, name_arm, name_layers

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kvtriage.records.case import ScoreTrial
 from kvtriage.records.pairing import (
     BASELINE,
     GENERATED_KL,
@@ -18,6 +17,7 @@ from kvtriage.records.pairing import (
     generated_spans,
     kind_of,
 )
+from kvtriage.records.trials import ScoreTrial
 from kvtriage.stages.wording import format_nats, format_share
 
 __all__ = ["Cell", "Quality", "quality_cells"]

@@ -12,10 +12,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from kvtriage.records.case import ArmRecord, Reason
+from kvtriage.records.evidence import ArmRecord
 from kvtriage.records.latency import expected_times
 from kvtriage.records.pairing import BASELINE, KL, Trials
-from kvtriage.records.study import Rule, supports_per_head
+from kvtriage.records.rule import Rule
+from kvtriage.records.study import supports_per_head
+from kvtriage.records.verdict import Reason
 from kvtriage.stages.reading import CANNOT_TELL, INSIDE_NOISE, MET, UNMET, Reading, certain, read_paired
 from kvtriage.stages.wording import format_against, format_interval, format_nats, format_share, name_scales
 from kvtriage.stats import Ratio, Workload, ratio_of

@@ -13,9 +13,14 @@ from kvtriage import __version__
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.server_args import vllm_args
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.records.case import Evidence, Plan, RepairChoice, ScaleRecord, Sensitivities, Trial, Verdict
+from kvtriage.records.evidence import Evidence
 from kvtriage.records.imported import Imported
+from kvtriage.records.plan import Plan
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.sensitivities import Sensitivities
+from kvtriage.records.trials import Trial
 from kvtriage.records.values import cache_spec
+from kvtriage.records.verdict import RepairChoice, Verdict
 from kvtriage.stages.caveats import caveats, items_that_settle, next_step
 from kvtriage.stages.diagnosis import headline, sentences
 from kvtriage.stages.examine import examine

@@ -18,8 +18,10 @@ from kvtriage import __version__
 from kvtriage.engines.base import Engine, EngineInfo, ScoreRequest
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.records.case import Plan, ProbeRow, ScaleRecord, Sensitivities
+from kvtriage.records.plan import Plan
 from kvtriage.records.probes import ProbeLine
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.sensitivities import ProbeRow, Sensitivities
 from kvtriage.records.study import supports_per_head
 from kvtriage.stages import Reporter
 from kvtriage.stages.ablate import conditions_hash, study_conditions

@@ -11,11 +11,16 @@ from dataclasses import replace
 
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import price_policy
-from kvtriage.records.case import ArmRecord, Evidence, Plan, Reason, ScaleRecord, Sensitivities, Trial
+from kvtriage.records.evidence import ArmRecord, Evidence
 from kvtriage.records.imported import Imported, check_imported
 from kvtriage.records.latency import traffic
 from kvtriage.records.pairing import BASELINE, Trials, check_trials, sort_trials
+from kvtriage.records.plan import Plan
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.sensitivities import Sensitivities
+from kvtriage.records.trials import Trial
 from kvtriage.records.values import cache_spec
+from kvtriage.records.verdict import Reason
 from kvtriage.stages.clauses import (
     backend_clause,
     capacity_clause,

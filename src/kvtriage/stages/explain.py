@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from kvtriage.records.case import Reason
 from kvtriage.records.pairing import BASELINE, KL, NEEDLE_NLL, NLL, TOP1
+from kvtriage.records.verdict import Reason
 from kvtriage.stages.findings import Findings
 from kvtriage.stages.ladder import Rung
 from kvtriage.stages.quality import QUALITY

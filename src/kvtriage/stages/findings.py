@@ -7,8 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvtriage.fp8.e4m3 import MAX
-from kvtriage.records.case import ArmRecord, Evidence, LayerScalesRecord, Plan, Reason, ScaleRecord, Sensitivities
+from kvtriage.records.evidence import ArmRecord, Evidence
 from kvtriage.records.pairing import Trials
+from kvtriage.records.plan import Plan
+from kvtriage.records.scales import LayerScalesRecord, ScaleRecord
+from kvtriage.records.sensitivities import Sensitivities
+from kvtriage.records.verdict import Reason
 from kvtriage.stages.clauses import mean_drift
 from kvtriage.stages.ladder import Outcome, Rung, repair_of
 from kvtriage.stages.quality import QUALITY

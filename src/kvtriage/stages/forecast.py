@@ -18,7 +18,8 @@ from kvtriage.fp8.anatomy import Anatomy, LayerAnatomy
 from kvtriage.fp8.magnitudes import Floats
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerSpec
-from kvtriage.records.case import LayerScalesRecord, OperandRow, ProbeRow, RepairRow, ScaleRecord
+from kvtriage.records.scales import LayerScalesRecord, ScaleRecord
+from kvtriage.records.sensitivities import OperandRow, ProbeRow, RepairRow
 from kvtriage.stages.probes import MANTISSA, UNIT, Probe
 
 __all__ = ["operand_rows", "repair_rows"]

@@ -13,10 +13,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtriage.records.case import Reason
 from kvtriage.records.imported import TIMES, Imported, series_of
 from kvtriage.records.pairing import BASELINE
-from kvtriage.records.study import Rule
+from kvtriage.records.rule import Rule
+from kvtriage.records.verdict import Reason
 from kvtriage.stages.reading import MET, UNMET, Reading
 from kvtriage.stages.wording import format_chance, format_interval, format_share
 from kvtriage.stats import chance_of_other, holm, losses_shown, mcnemar, paired_interval

@@ -25,7 +25,8 @@ import msgspec
 
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import Worksheet
-from kvtriage.records.case import ArmRecord, Reason
+from kvtriage.records.evidence import ArmRecord
+from kvtriage.records.verdict import Reason
 from kvtriage.stages.quality import QUALITY
 from kvtriage.stages.reading import CANNOT_TELL, MET, UNMET, worst
 from kvtriage.stats import Ratio

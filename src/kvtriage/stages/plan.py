@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from kvtriage.errors import UnsupportedModel
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
-from kvtriage.records.case import DataRef, LayerGeometry, ModelRef, Plan
-from kvtriage.records.study import Study, check_context, validate_study
+from kvtriage.records.plan import DataRef, LayerGeometry, ModelRef, Plan
+from kvtriage.records.study import Study, check_context
+from kvtriage.records.study_limits import validate_study
 
 __all__ = ["check_studied", "make_plan"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvtriage.engines.base import Arm
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.records.case import ScaleRecord
+from kvtriage.records.scales import ScaleRecord
 from kvtriage.records.values import scale_set, sub_octaves
 
 __all__ = ["MANTISSA", "UNIT", "Probe", "design_probes", "probe_arm"]

@@ -20,7 +20,8 @@ from kvtriage.engines.base import Treatments
 from kvtriage.fp8.anatomy import Anatomy
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.records.case import ProbeCost, ProbeRow, ScaleRecord
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.sensitivities import ProbeCost, ProbeRow
 from kvtriage.records.values import scale_set, sub_octaves
 from kvtriage.stages.probe_runs import ProbeRuns
 from kvtriage.stages.probes import UNIT, Probe, probe_arm

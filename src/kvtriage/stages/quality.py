@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 
-from kvtriage.records.case import Reason
 from kvtriage.records.pairing import (
     BASELINE,
     FIRST_DIVERGENCE,
@@ -31,7 +30,8 @@ from kvtriage.records.pairing import (
     NLL,
     Trials,
 )
-from kvtriage.records.study import Rule
+from kvtriage.records.rule import Rule
+from kvtriage.records.verdict import Reason
 from kvtriage.stages.cells import Cell, quality_cells
 from kvtriage.stages.reading import CANNOT_TELL, INSIDE_NOISE, MET, UNMET, Reading, read_paired
 from kvtriage.stages.wording import format_against, format_chance, format_interval, format_nats, format_share

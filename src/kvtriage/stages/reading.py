@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvtriage.records.case import Reason
 from kvtriage.records.pairing import Paired
-from kvtriage.records.study import Rule
+from kvtriage.records.rule import Rule
+from kvtriage.records.verdict import Reason
 from kvtriage.stats import Interval, chance_of_more, chance_of_other, detectable, items_needed, paired_interval
 
 __all__ = ["CANNOT_TELL", "INSIDE_NOISE", "MET", "UNMET", "Reading", "certain", "read_paired", "worst"]

@@ -7,7 +7,8 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 
 from kvtriage.errors import CaseError
-from kvtriage.records.case import (
+from kvtriage.records.pairing import BASELINE
+from kvtriage.records.trials import (
     CapacityTrial,
     ContinuationTrial,
     LoadTrial,
@@ -16,7 +17,6 @@ from kvtriage.records.case import (
     TimingTrial,
     Trial,
 )
-from kvtriage.records.pairing import BASELINE
 from kvtriage.stages.measuring import Work, work_of
 from kvtriage.tasks.base import TaskItem
 

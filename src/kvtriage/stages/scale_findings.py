@@ -10,8 +10,9 @@ import numpy as np
 from kvtriage.fp8.anatomy import Anatomy
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.records.case import RepairRow
-from kvtriage.records.study import Rule, Study, supports_per_head
+from kvtriage.records.rule import Rule
+from kvtriage.records.sensitivities import RepairRow
+from kvtriage.records.study import Study, supports_per_head
 from kvtriage.stages.probes import MANTISSA
 from kvtriage.stages.wording import format_nats, join_words
 

@@ -21,8 +21,8 @@ from kvtriage.kvcache.skip_words import BLOCKS_OUTERMOST, WITHOUT_HYBRID_MANAGER
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.kvcache.support.cautions import Severity
 from kvtriage.kvcache.support.findings import check_support
-from kvtriage.records.case import Plan
 from kvtriage.records.latency import traffic
+from kvtriage.records.plan import Plan
 from kvtriage.records.values import cache_spec, serving_backend
 
 __all__ = ["Layers", "Pricing", "SetPrice"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from kvtriage.records.case import ArmRecord, LayerGeometry
+from kvtriage.records.evidence import ArmRecord
+from kvtriage.records.plan import LayerGeometry
 
 __all__ = [
     "format_against",

@@ -11,7 +11,8 @@ import pytest
 from bench.planted_faults import STUDY, Case, Repair, Result, add_result, choose, draw_table, read_cases, read_results
 from kvtriage import __version__
 from kvtriage.checkpoints.faults import FAULTS
-from kvtriage.records.study import read_study, validate_study
+from kvtriage.records.study_file import read_study
+from kvtriage.records.study_limits import validate_study
 from kvtriage.stats import share_interval
 
 NONE = Repair(repair="none", scaling="unit", skip_layers=())

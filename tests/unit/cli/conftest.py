@@ -6,8 +6,11 @@ import pytest
 
 from kvtriage import __version__
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
-from kvtriage.records.case import DataRef, ModelRef, Plan, ScaleRecord, ScoreTrial, Sensitivities
+from kvtriage.records.plan import DataRef, ModelRef, Plan
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.sensitivities import Sensitivities
 from kvtriage.records.study import Study
+from kvtriage.records.trials import ScoreTrial
 from kvtriage.stages.plan import make_plan
 
 

@@ -13,11 +13,12 @@ import pytest
 
 from kvtriage.checkpoints.model_folder import load_model_folder
 from kvtriage.checkpoints.overlay import write_overlay
-from kvtriage.cli.case import open_case
+from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.cli.main import main
 from kvtriage.fp8.scales import LayerScales, ScaleSet
 from kvtriage.kvcache.policy import Scaling
-from kvtriage.records.case import LayerScalesRecord, Plan, ScaleRecord
+from kvtriage.records.plan import Plan
+from kvtriage.records.scales import LayerScalesRecord, ScaleRecord
 from tests.unit.checkpoints.foreign import PER_TENSOR, make_checkpoint, of_layers
 from tests.unit.engines.vllm import misbehaving_server
 from tests.unit.engines.vllm.misbehaving_server import SCALES, Geometry, Player, playing

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from kvtriage.cli.main import main
-from kvtriage.records.case import Plan
+from kvtriage.records.plan import Plan
 from tests.unit.cli.written_cases import write_case
 from tests.unit.stages.verdict_cases import OFFSET, UNDERFLOW, Case, drifting
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from kvtriage.cli.dry_run import print_dry_run
-from kvtriage.cli.job import Subject
+from kvtriage.cli.subject import Subject
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.stages.ablate import design_arms
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, uniform

@@ -11,10 +11,10 @@ import pytest
 
 from kvtriage.cli.dry_run import print_dry_run
 from kvtriage.cli.dry_run_options import Speed, remembered_speed
-from kvtriage.cli.job import Subject
 from kvtriage.cli.main import main
 from kvtriage.cli.options import Servers
-from kvtriage.records.case import ContinuationTrial, TimingTrial, Trial
+from kvtriage.cli.subject import Subject
+from kvtriage.records.trials import ContinuationTrial, TimingTrial, Trial
 from kvtriage.stages.ablate import ablate
 from kvtriage.stages.loading import arrivals
 from tests.unit.engines.vllm.fleets import Stable

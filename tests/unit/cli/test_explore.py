@@ -66,7 +66,7 @@ def test_a_model_is_explored_until_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_a_case_is_explored_while_somebody_else_holds_it(tmp_path: Path) -> None:
-    from kvtriage.cli.case import open_case
+    from kvtriage.cli.case_folder.opening import open_case
 
     folder = write_case(tmp_path / "case", smollm_like())
     with open_case(folder, create=False), start(str(folder)) as process:

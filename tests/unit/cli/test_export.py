@@ -11,7 +11,9 @@ import pytest
 
 from kvtriage.cli import export
 from kvtriage.cli.main import main
-from kvtriage.records.case import Plan, RepairChoice, ScaleRecord, Verdict
+from kvtriage.records.plan import Plan
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.verdict import RepairChoice, Verdict
 from tests.unit.report.cases import Case, gemma_like, smollm_like
 
 

@@ -9,9 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvtriage.cli.case import TRIALS, open_case
+from kvtriage.cli.case_folder.layout import TRIALS
+from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.cli.main import main
-from kvtriage.records.case import Evidence, ScaleRecord, Sensitivities, Verdict
+from kvtriage.records.evidence import Evidence
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.sensitivities import Sensitivities
+from kvtriage.records.verdict import Verdict
 from tests.unit.report.cases import Case, gemma_like, smollm_like
 from tests.unit.report.test_comparison import other_rule, other_text
 

@@ -9,7 +9,9 @@ import pytest
 
 from kvtriage.cli.rules import SHIPPED, load_rule, shipped_rule
 from kvtriage.errors import StudyError
-from kvtriage.records.study import Rule, Study, validate_study
+from kvtriage.records.rule import Rule
+from kvtriage.records.study import Study
+from kvtriage.records.study_limits import validate_study
 
 
 def test_strict_is_the_default() -> None:

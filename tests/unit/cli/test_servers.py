@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from kvtriage.cli.dry_run import print_dry_run
-from kvtriage.cli.job import Subject, embedded
 from kvtriage.cli.main import main
 from kvtriage.cli.options import Machine, Servers
 from kvtriage.cli.servers import choose_wiring, server_logs
+from kvtriage.cli.subject import Subject
+from kvtriage.cli.wiring import embedded
 from kvtriage.engines.base import Arm
 from kvtriage.engines.vllm.engine import VllmEngine
 from kvtriage.engines.vllm.recipe import (
@@ -54,7 +55,7 @@ def opened(folder: Path, spec: CacheSpec, case: Path | None, study: Study = STUD
 
 @pytest.fixture
 def tokenizer_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvtriage.cli.job import Wiring
+    from kvtriage.cli.wiring import Wiring
 
     wiring = Wiring(lambda folder, trust: FakeCase().engine.tokenizer, lambda *_, **__: None)  # type: ignore[arg-type]
     monkeypatch.setattr("kvtriage.cli.servers.embedded", lambda: wiring)

@@ -8,9 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from kvtriage.cli.job import embedded
 from kvtriage.cli.main import main
 from kvtriage.cli.sources import load_data, resolve_data, resolve_model
+from kvtriage.cli.wiring import embedded
 from kvtriage.errors import DataError, EngineError, ModelError
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kvtriage.cli.summary import render_choice, render_sensitivities, render_verdict
-from kvtriage.records.case import RepairChoice
+from kvtriage.records.verdict import RepairChoice
 from tests.unit.report.cases import gemma_like, smollm_like
 from tests.unit.stages.fake_case import STUDY, FakeCase, uniform
 

@@ -7,8 +7,11 @@ from pathlib import Path
 import msgspec
 
 from kvtriage import __version__
-from kvtriage.cli.case import TRIALS, open_case
-from kvtriage.records.case import Evidence, ScaleRecord, Sensitivities
+from kvtriage.cli.case_folder.layout import TRIALS
+from kvtriage.cli.case_folder.opening import open_case
+from kvtriage.records.evidence import Evidence
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.sensitivities import Sensitivities
 from tests.unit.stages.verdict_cases import Case
 
 

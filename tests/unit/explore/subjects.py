@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from kvtriage import __version__
-from kvtriage.cli.case import TRIALS, CaseFolder
+from kvtriage.cli.case_folder.folder import CaseFolder
+from kvtriage.cli.case_folder.layout import TRIALS
 from kvtriage.explore.choice import Choice, read_choice
 from kvtriage.explore.subject import Measured, Subject
 from kvtriage.explore.watch import CaseWatch

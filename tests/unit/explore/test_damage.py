@@ -11,7 +11,7 @@ from kvtriage.explore.damage import expect_damage, layer_damage, probed_format
 from kvtriage.explore.policies import policy_of
 from kvtriage.explore.subject import Measured, Subject
 from kvtriage.kvcache.policy import Scaling
-from kvtriage.records.case import ProbeRow, Sensitivities
+from kvtriage.records.sensitivities import ProbeRow, Sensitivities
 from kvtriage.stats import paired_interval
 from tests.unit.explore.subjects import hybrid, measured
 from tests.unit.report.cases import gemma_like

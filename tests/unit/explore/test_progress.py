@@ -7,9 +7,9 @@ from dataclasses import replace
 import msgspec
 
 from kvtriage.explore.progress import Records, judge, measure_arms, name_stage, provisional
-from kvtriage.records.case import LoadTrial, Trial
 from kvtriage.records.pairing import BASELINE
 from kvtriage.records.study import Study
+from kvtriage.records.trials import LoadTrial, Trial
 from tests.unit.report.cases import CONDITIONS_HASH, Case, gemma_like, smollm_like
 from tests.unit.report.test_frontier_figure import FRONTIER
 

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from kvtriage import __version__
-from kvtriage.cli.case import TRIALS, CaseFolder
+from kvtriage.cli.case_folder.folder import CaseFolder
+from kvtriage.cli.case_folder.layout import TRIALS
 from kvtriage.errors import CaseError
 from kvtriage.explore.watch import LOOK_EVERY_S, CaseWatch
 from kvtriage.kvcache.allocator import Backend

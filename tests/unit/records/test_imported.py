@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kvtriage.errors import CaseError
-from kvtriage.records.case import ArmRecord
+from kvtriage.records.evidence import ArmRecord
 from kvtriage.records.imported import Imported, ImportedItem, check_imported, series_of
 
 ARMS = tuple(

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from kvtriage.records.case import ArmRecord, TimingTrial
+from kvtriage.records.evidence import ArmRecord
 from kvtriage.records.latency import Crossing, crossing_of, expected_times, itl_line, longest_timed, traffic, ttft_curve
 from kvtriage.records.pairing import Trials, sort_trials
-from kvtriage.records.study import Rule, Study
+from kvtriage.records.rule import Rule
+from kvtriage.records.study import Study
+from kvtriage.records.trials import TimingTrial
 from kvtriage.stats import BreakEven
 
 STUDY = Study(buckets=(200, 800), rule=Rule(output_tokens=100, context_weights=(3.0, 1.0)))

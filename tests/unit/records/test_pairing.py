@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from kvtriage.records.case import ArmRecord, ScoreTrial, TimingTrial, Trial
+from kvtriage.records.evidence import ArmRecord
 from kvtriage.records.pairing import KL, NEEDLE_HIT, NEEDLE_NLL, NLL, TOP1, Trials, kind_of, sort_trials
+from kvtriage.records.trials import ScoreTrial, TimingTrial, Trial
 
 
 def arm(name: str, role: str = "candidate", same_as: str | None = None) -> ArmRecord:

@@ -10,16 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtriage.errors import StudyError
-from kvtriage.records.study import (
-    BACKENDS,
-    Rule,
-    Study,
-    check_context,
-    read_rule,
-    read_study,
-    supports_per_head,
-    validate_study,
-)
+from kvtriage.records.rule import Rule
+from kvtriage.records.study import BACKENDS, Study, check_context, supports_per_head
+from kvtriage.records.study_file import read_rule, read_study
+from kvtriage.records.study_limits import validate_study
 
 
 def study_with(**changes: Any) -> Study:

@@ -13,30 +13,13 @@ import msgspec
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling
 from kvtriage.kvcache.price import capacity_tokens, price_policy
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
-from kvtriage.records.case import (
-    ArmRecord,
-    CapacityTrial,
-    Conditions,
-    DataRef,
-    Evidence,
-    HeldOutRow,
-    LayerGeometry,
-    LayerScalesRecord,
-    ModelRef,
-    Plan,
-    ProbeRow,
-    Reason,
-    RepairChoice,
-    RepairRow,
-    ScaleRecord,
-    ScoreTrial,
-    Sensitivities,
-    SweepRow,
-    TimingTrial,
-    Trial,
-    Verdict,
-)
+from kvtriage.records.evidence import ArmRecord, Conditions, Evidence
+from kvtriage.records.plan import DataRef, LayerGeometry, ModelRef, Plan
+from kvtriage.records.scales import HeldOutRow, LayerScalesRecord, ScaleRecord, SweepRow
+from kvtriage.records.sensitivities import ProbeRow, RepairRow, Sensitivities
 from kvtriage.records.study import Study
+from kvtriage.records.trials import CapacityTrial, ScoreTrial, TimingTrial, Trial
+from kvtriage.records.verdict import Reason, RepairChoice, Verdict
 from kvtriage.report import CaseView, Report, render_report
 
 __all__ = [

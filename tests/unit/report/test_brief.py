@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from kvtriage.records.case import Reason, RepairChoice
+from kvtriage.records.verdict import Reason, RepairChoice
 from kvtriage.report.brief import LEADS, describe_choice, tell_in_brief
 from kvtriage.report.numbers import Shown, say
 from tests.unit.report.cases import Case, gemma_like, smollm_like, undecided, view_of, without_arms

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from kvtriage.errors import CaseError
-from kvtriage.records.case import Conditions, ScoreTrial
+from kvtriage.records.evidence import Conditions
+from kvtriage.records.trials import ScoreTrial
 from kvtriage.report import render_comparison
 from kvtriage.report.comparison import asked_alike, differences, only_difference
 from tests.unit.report.cases import Case, gemma_like, smollm_like, undecided, view_of, with_hostile_text

@@ -11,8 +11,8 @@ import pytest
 
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import capacity_tokens
-from kvtriage.records.case import ScoreTrial, TimingTrial
 from kvtriage.records.pairing import sort_trials
+from kvtriage.records.trials import ScoreTrial, TimingTrial
 from kvtriage.report.arms import describe_policy, layer_ranges, style_of
 from kvtriage.report.charts.svg import to_markup
 from kvtriage.report.figures import FIGURES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvtriage.records.case import LoadTrial
+from kvtriage.records.trials import LoadTrial
 from kvtriage.report.load import under_load
 from kvtriage.report.view import CaseView
 from tests.unit.report.cases import CONDITIONS_HASH, Case, gemma_like, render

@@ -15,7 +15,7 @@ import pytest
 
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import price_policy
-from kvtriage.records.case import CapacityTrial, ScoreTrial, TimingTrial
+from kvtriage.records.trials import CapacityTrial, ScoreTrial, TimingTrial
 from kvtriage.records.values import cache_spec
 from kvtriage.report.figures import FIGURES
 from kvtriage.report.page import serve_command

@@ -9,7 +9,7 @@ import pytest
 
 from kvtriage.kvcache.allocator import Backend, Refusal
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
-from kvtriage.records.case import PoolTrial
+from kvtriage.records.trials import PoolTrial
 from kvtriage.report.pools import reserved_pools
 from kvtriage.report.view import CaseView
 from kvtriage.units import GIB

@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 
 from kvtriage.engines.fake import FakeEngine, FakeTokenizer
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
-from kvtriage.records.case import DataRef, Evidence, ModelRef, Plan, ScaleRecord, Sensitivities, Trial
+from kvtriage.records.evidence import Evidence
+from kvtriage.records.plan import DataRef, ModelRef, Plan
 from kvtriage.records.probes import ProbeLine
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.sensitivities import Sensitivities
 from kvtriage.records.study import Study
+from kvtriage.records.trials import Trial
 from kvtriage.stages.ablate import ablate
 from kvtriage.stages.calibrate import calibrate
 from kvtriage.stages.diagnose import diagnose

@@ -16,7 +16,8 @@ from kvtriage.engines.base import Applied, Arm, Generation, Pool, Readback, Scor
 from kvtriage.engines.fake import FakeEngine
 from kvtriage.errors import CaseError, EngineError, PolicyNotApplied
 from kvtriage.kvcache.policy import CachePolicy
-from kvtriage.records.case import ArmRecord, CapacityTrial, PoolTrial, ScoreTrial, TimingTrial, Trial
+from kvtriage.records.evidence import ArmRecord
+from kvtriage.records.trials import CapacityTrial, PoolTrial, ScoreTrial, TimingTrial, Trial
 from kvtriage.stages.ablate import ArmCost, cost_arm, design_arms
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, uniform
 

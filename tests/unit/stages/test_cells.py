@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import msgspec
 
-from kvtriage.records.case import Reason, ScoreTrial, Trial
 from kvtriage.records.pairing import sort_trials
-from kvtriage.records.study import Rule
+from kvtriage.records.rule import Rule
+from kvtriage.records.trials import ScoreTrial, Trial
+from kvtriage.records.verdict import Reason
 from kvtriage.stages.cells import quality_cells
 from kvtriage.stages.quality import quality_clauses
 from kvtriage.stages.wording import name_clause

@@ -13,7 +13,7 @@ import pytest
 from kvtriage.engines.base import Arm, Generation, ScoreRequest, ScoreResponse
 from kvtriage.errors import CaseError, StudyError
 from kvtriage.kvcache.policy import CachePolicy
-from kvtriage.records.case import ContinuationTrial, ScoreTrial, Trial
+from kvtriage.records.trials import ContinuationTrial, ScoreTrial, Trial
 from tests.unit.stages.fake_case import STUDY, FakeCase, uniform
 from tests.unit.stages.test_ablate import comparable
 

@@ -11,9 +11,10 @@ import pytest
 
 from kvtriage.cli.summary import render_verdict
 from kvtriage.errors import CaseError, EngineError, StudyError
-from kvtriage.records.case import PoolTrial, Reason, RepairChoice, ScoreTrial, Verdict
 from kvtriage.records.pairing import Trials
-from kvtriage.records.study import Rule
+from kvtriage.records.rule import Rule
+from kvtriage.records.trials import PoolTrial, ScoreTrial
+from kvtriage.records.verdict import Reason, RepairChoice, Verdict
 from kvtriage.stages.decide import decide
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid
 from tests.unit.stages.verdict_cases import (

@@ -8,8 +8,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from kvtriage.records.case import Verdict
-from kvtriage.records.study import Rule
+from kvtriage.records.rule import Rule
+from kvtriage.records.verdict import Verdict
 from kvtriage.stages.decide import decide
 from kvtriage.stages.findings import heads_off_range
 from kvtriage.stages.wording import (

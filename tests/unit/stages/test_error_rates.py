@@ -9,9 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvtriage.records.case import ArmRecord, Reason, ScoreTrial, Trial
+from kvtriage.records.evidence import ArmRecord
 from kvtriage.records.pairing import Trials, sort_trials
-from kvtriage.records.study import Rule
+from kvtriage.records.rule import Rule
+from kvtriage.records.trials import ScoreTrial, Trial
+from kvtriage.records.verdict import Reason
 from kvtriage.stages.quality import quality_clauses
 
 BUCKETS = (256, 1024)

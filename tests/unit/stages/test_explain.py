@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvtriage.records.study import Rule
+from kvtriage.records.rule import Rule
 from kvtriage.stages.examine import examine
 from kvtriage.stages.explain import explain
 from kvtriage.stages.wording import name_arm

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kvtriage.fp8.anatomy import Anatomy
-from kvtriage.records.case import RepairRow, Sensitivities
+from kvtriage.records.sensitivities import RepairRow, Sensitivities
 from kvtriage.stages.scale_findings import scale_findings
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, uniform
 

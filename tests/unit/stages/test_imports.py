@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from kvtriage.errors import CaseError
-from kvtriage.records.case import Reason, Verdict
 from kvtriage.records.imported import Imported
-from kvtriage.records.study import Rule
+from kvtriage.records.rule import Rule
+from kvtriage.records.verdict import Reason, Verdict
 from kvtriage.stages.decide import decide
 from kvtriage.stages.imports import imported_clauses
 from tests.unit.records.test_imported import entry

@@ -15,7 +15,7 @@ import pytest
 from kvtriage.engines.base import Arm, Session
 from kvtriage.engines.fake import FakeEngine
 from kvtriage.errors import CaseError, StudyError
-from kvtriage.records.case import LoadTrial, Trial
+from kvtriage.records.trials import LoadTrial, Trial
 from kvtriage.stages.ablate import cost_arm
 from kvtriage.stages.loading import arrivals
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid

@@ -10,7 +10,7 @@ import pytest
 
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.records.case import ProbeRow, Sensitivities
+from kvtriage.records.sensitivities import ProbeRow, Sensitivities
 from kvtriage.records.study import Study
 from kvtriage.stages.diagnose import cost_diagnose
 from kvtriage.stages.probes import MANTISSA, UNIT, Probe, design_probes

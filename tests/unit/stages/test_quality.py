@@ -8,9 +8,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from kvtriage.records.case import Reason, ScoreTrial
 from kvtriage.records.pairing import Trials, sort_trials
-from kvtriage.records.study import Rule, Study
+from kvtriage.records.rule import Rule
+from kvtriage.records.study import Study
+from kvtriage.records.trials import ScoreTrial
+from kvtriage.records.verdict import Reason
 from kvtriage.stages.quality import baseline_clauses, quality_clauses
 from kvtriage.stats import losses_shown
 from tests.unit.stages.verdict_cases import OFFSET, SPREAD_HEADS, UNDERFLOW, Case, drifting

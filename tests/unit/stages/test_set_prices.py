@@ -8,7 +8,7 @@ import pytest
 from kvtriage.kvcache.allocator import Capacity
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
 from kvtriage.kvcache.policy import CachePolicy, Scaling
-from kvtriage.records.study import Rule
+from kvtriage.records.rule import Rule
 from kvtriage.stages.set_prices import Pricing
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, uniform
 

@@ -8,24 +8,14 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling
-from kvtriage.records.case import (
-    ArmRecord,
-    CapacityTrial,
-    Conditions,
-    DataRef,
-    Evidence,
-    LayerGeometry,
-    LayerScalesRecord,
-    ModelRef,
-    Plan,
-    ScaleRecord,
-    ScoreTrial,
-    Sensitivities,
-    TimingTrial,
-    Trial,
-    Verdict,
-)
-from kvtriage.records.study import Rule, Study
+from kvtriage.records.evidence import ArmRecord, Conditions, Evidence
+from kvtriage.records.plan import DataRef, LayerGeometry, ModelRef, Plan
+from kvtriage.records.rule import Rule
+from kvtriage.records.scales import LayerScalesRecord, ScaleRecord
+from kvtriage.records.sensitivities import Sensitivities
+from kvtriage.records.study import Study
+from kvtriage.records.trials import CapacityTrial, ScoreTrial, TimingTrial, Trial
+from kvtriage.records.verdict import Verdict
 from kvtriage.stages.decide import decide
 
 LAYERS = 6

@@ -10,14 +10,15 @@ import msgspec
 
 from kvtriage.checkpoints.overlay import read_scales
 from kvtriage.checkpoints.scale_findings import Finding, Level
-from kvtriage.cli.case import CHECKPOINT, CHECKPOINT_PER_TENSOR, open_case
+from kvtriage.cli.case_folder.layout import CHECKPOINT, CHECKPOINT_PER_TENSOR
+from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.cli.check.answer import Checked, check_checkpoint
 from kvtriage.cli.check.as_text import render_answer
 from kvtriage.cli.check.live import check_live_scales
 from kvtriage.cli.options import Servers
 from kvtriage.errors import CaseError, ModelError
 from kvtriage.kvcache.policy import Scaling
-from kvtriage.records.case import ScaleRecord
+from kvtriage.records.scales import ScaleRecord
 from kvtriage.records.values import scale_set
 
 __all__ = ["SUSPECT", "check_command"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtriage.records.case import ArmRecord
+from kvtriage.records.evidence import ArmRecord
 from kvtriage.report.charts.dots import DotGroup, draw_dots
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
 from kvtriage.report.figures.quality import TABLE_HEADING, noise_line, table_row, to_row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtriage.records.case import HeldOutRow
+from kvtriage.records.scales import HeldOutRow
 from kvtriage.report.charts.layer_rows import HeatColumn, draw_heat
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
 from kvtriage.report.numbers import percent

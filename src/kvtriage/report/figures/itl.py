@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median, quantiles
 
-from kvtriage.records.case import TimingTrial
+from kvtriage.records.trials import TimingTrial
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.lines import Guide, Series, draw_against_length
 from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table

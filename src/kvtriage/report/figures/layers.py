@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from statistics import fmean
 
-from kvtriage.records.case import ProbeRow
+from kvtriage.records.sensitivities import ProbeRow
 from kvtriage.report.arms import layer_ranges
 from kvtriage.report.charts.layer_rows import StackedBar, draw_stacked
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvtriage.records.case import ArmRecord
+from kvtriage.records.evidence import ArmRecord
 from kvtriage.records.pairing import GENERATED_KL, KL, NEEDLE_NLL, NLL, TOP1
-from kvtriage.records.study import Rule
+from kvtriage.records.rule import Rule
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.dots import DotGroup, DotRow, Threshold, draw_dots
 from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from statistics import fmean
 
-from kvtriage.records.case import ProbeRow
+from kvtriage.records.sensitivities import ProbeRow
 from kvtriage.report.arms import ArmStyle
 from kvtriage.report.charts.dots import DotGroup, DotRow, draw_dots
 from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from xml.etree.ElementTree import Element
 
-from kvtriage.records.case import SweepRow
+from kvtriage.records.scales import SweepRow
 from kvtriage.report.charts.lines import Guide, PlaneSpec, Series, draw_plane
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
 from kvtriage.report.numbers import axis_number, axis_tokens, times

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtriage.records.case import ArmRecord, TimingTrial
+from kvtriage.records.evidence import ArmRecord
+from kvtriage.records.trials import TimingTrial
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.dots import DotGroup, DotRow, draw_dots
 from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table

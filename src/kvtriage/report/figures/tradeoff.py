@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtriage.kvcache.price import price_policy
-from kvtriage.records.case import ArmRecord
+from kvtriage.records.evidence import ArmRecord
 from kvtriage.records.pairing import KL
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.dots import DotGroup, DotRow, Threshold, draw_dots

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from kvtriage.records.case import Sensitivities
 from kvtriage.records.frontier import Frontier
+from kvtriage.records.sensitivities import Sensitivities
 
 __all__ = ["adopt"]
 

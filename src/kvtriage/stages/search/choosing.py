@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.frontier import VerifiedSet
-from kvtriage.records.study import Rule
+from kvtriage.records.rule import Rule
 from kvtriage.stages.reading import CANNOT_TELL, MET
 from kvtriage.stages.search.greedy import Hunt, Judged
 from kvtriage.stages.search.probing import Probing

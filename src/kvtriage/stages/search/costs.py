@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.records.case import Plan
+from kvtriage.records.plan import Plan
 from kvtriage.records.study import Study
 from kvtriage.stages.search.choosing import MOST_VERIFIED
 from kvtriage.stages.search.front import MOST_SHOWN

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtriage.records.frontier import Difference, SetRow
-from kvtriage.records.study import Rule
+from kvtriage.records.rule import Rule
 from kvtriage.stages.search.probing import Damage
 from kvtriage.stages.set_prices import Layers, SetPrice
 from kvtriage.stats import Interval

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from kvtriage.engines.base import Arm, Engine, EngineInfo, Session
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.kvcache.policy import CachePolicy
-from kvtriage.records.case import ArmRecord, ContinuationTrial, Plan, ScoreTrial, Trial
+from kvtriage.records.evidence import ArmRecord
 from kvtriage.records.frontier import SearchTrial, VerifiedSet
 from kvtriage.records.pairing import BASELINE, sort_trials
+from kvtriage.records.plan import Plan
+from kvtriage.records.trials import ContinuationTrial, ScoreTrial, Trial
 from kvtriage.stages import Reporter
 from kvtriage.stages.arms import check_applied
 from kvtriage.stages.measuring import Measuring

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.records.case import Sensitivities
+from kvtriage.records.sensitivities import Sensitivities
 from kvtriage.stages.set_prices import Layers
 
 __all__ = ["fixed_sets", "isolated_damage", "ranking", "top_name", "worst_layers"]

@@ -8,8 +8,10 @@ from kvtriage import __version__
 from kvtriage.engines.base import Engine
 from kvtriage.errors import CaseError, EngineError
 from kvtriage.kvcache.policy import Scaling
-from kvtriage.records.case import Plan, ScaleRecord, Sensitivities
 from kvtriage.records.frontier import Frontier, SearchTrial, SetTrial, VerifiedSet
+from kvtriage.records.plan import Plan
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.sensitivities import Sensitivities
 from kvtriage.records.study import Study, supports_per_head
 from kvtriage.records.values import scale_set
 from kvtriage.stages import Reporter

@@ -17,7 +17,8 @@ from kvtriage.engines.vllm.attach import read_urls
 from kvtriage.engines.vllm.failures import Unanswered
 from kvtriage.errors import EngineError, PolicyNotApplied, StudyError
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Scaling
-from kvtriage.records.case import Evidence, ScoreTrial, TimingTrial, Trial
+from kvtriage.records.evidence import Evidence
+from kvtriage.records.trials import ScoreTrial, TimingTrial, Trial
 from kvtriage.stages.ablate import ablate
 from kvtriage.stages.arms import check_applied
 from kvtriage.stages.orders import Across, in_turn

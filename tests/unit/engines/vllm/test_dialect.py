@@ -14,7 +14,8 @@ from kvtriage.engines.vllm.dialect import VLLM, Dialect, learn_dialect
 from kvtriage.engines.vllm.failures import Refused
 from kvtriage.errors import EngineError
 from kvtriage.kvcache.policy import CachePolicy, Scaling
-from kvtriage.records.case import Evidence, ScoreTrial, TimingTrial, Trial
+from kvtriage.records.evidence import Evidence
+from kvtriage.records.trials import ScoreTrial, TimingTrial, Trial
 from kvtriage.stages.ablate import ablate
 from kvtriage.stages.decide import decide
 from kvtriage.stages.wording import format_share

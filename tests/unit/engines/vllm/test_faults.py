@@ -14,16 +14,10 @@ from kvtriage.engines.base import Arm
 from kvtriage.engines.vllm.failures import Refused
 from kvtriage.errors import EngineError, KvtriageError, NonFinite, PolicyNotApplied
 from kvtriage.kvcache.policy import CachePolicy
-from kvtriage.records.case import (
-    Evidence,
-    LoadTrial,
-    PoolTrial,
-    ScaleRecord,
-    ScoreTrial,
-    Sensitivities,
-    TimingTrial,
-    Trial,
-)
+from kvtriage.records.evidence import Evidence
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.sensitivities import Sensitivities
+from kvtriage.records.trials import LoadTrial, PoolTrial, ScoreTrial, TimingTrial, Trial
 from kvtriage.stages.ablate import ablate
 from tests.unit.engines.vllm.fleets import Stable
 from tests.unit.engines.vllm.misbehaving_server import STALL_S, Faults

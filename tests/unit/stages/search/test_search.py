@@ -12,9 +12,10 @@ import pytest
 
 from kvtriage.engines.base import Engine
 from kvtriage.errors import CaseError, EngineError
-from kvtriage.records.case import ContinuationTrial, Sensitivities
 from kvtriage.records.frontier import Frontier, SearchTrial, SetRow, SetTrial
-from kvtriage.records.study import Rule
+from kvtriage.records.rule import Rule
+from kvtriage.records.sensitivities import Sensitivities
+from kvtriage.records.trials import ContinuationTrial
 from kvtriage.stages.search import adopt, cost_search, search
 from kvtriage.stages.search.texts import choosing_items
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, silent, uniform

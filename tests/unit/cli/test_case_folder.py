@@ -9,10 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvtriage.cli.case import TRIALS, CaseFolder, open_case
+from kvtriage.cli.case_folder.folder import CaseFolder
+from kvtriage.cli.case_folder.layout import TRIALS
+from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.errors import BadInput, CaseBusy, CaseError, EngineError, KvtriageError, ModelError, StorageError
-from kvtriage.records.case import Plan, ScaleRecord, ScoreTrial, Sensitivities
-from kvtriage.records.study import Rule
+from kvtriage.records.plan import Plan
+from kvtriage.records.rule import Rule
+from kvtriage.records.scales import ScaleRecord
+from kvtriage.records.sensitivities import Sensitivities
+from kvtriage.records.trials import ScoreTrial
 
 
 def _chained(case: CaseFolder, record: ScaleRecord) -> ScaleRecord:
@@ -65,7 +70,7 @@ class TestFolder:
 
     def test_a_second_process_is_turned_away(self, tmp_path: Path, plan: Plan) -> None:
         holder = (
-            "import sys\nfrom pathlib import Path\nfrom kvtriage.cli.case import open_case\n"
+            "import sys\nfrom pathlib import Path\nfrom kvtriage.cli.case_folder.opening import open_case\n"
             "with open_case(Path(sys.argv[1]), create=True):\n    print('held', flush=True)\n    sys.stdin.read()\n"
         )
         with open_case(tmp_path / "case", create=True) as case:
@@ -89,7 +94,7 @@ class TestFolder:
         with open_case(tmp_path / "case", create=True) as case:
             case.save(plan)
         holder = (
-            "import os, sys\nfrom pathlib import Path\nfrom kvtriage.cli.case import open_case\n"
+            "import os, sys\nfrom pathlib import Path\nfrom kvtriage.cli.case_folder.opening import open_case\n"
             "with open_case(Path(sys.argv[1]), create=False):\n    os.kill(os.getpid(), 9)\n"
         )
         assert subprocess.run([sys.executable, "-c", holder, str(tmp_path / "case")], check=False).returncode == -9
@@ -222,7 +227,7 @@ class TestTrials:
         synced: list[tuple[Path, int]] = []
         with open_case(tmp_path, create=True) as case:
             monkeypatch.setattr(
-                "kvtriage.cli.case.sync_folder",
+                "kvtriage.cli.case_folder.journal.sync_folder",
                 lambda folder: synced.append((folder, (folder / TRIALS).stat().st_size)),
             )
             with case.appending() as sink:
