@@ -36,7 +36,7 @@ from kvtriage.units import MIB, format_bytes, format_seconds, parse_bytes
 HERE = Path(__file__).parent
 PEER = "KVTRIAGE_LLMCOMPRESSOR_PYTHON"
 BOUND = "1150MiB"
-ROOM = 600 * MIB
+ROOM = 1_200 * MIB
 """To stream a small model in; it takes what it needs of it."""
 Scales = dict[tuple[int, str], tuple[float, ...]]
 
