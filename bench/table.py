@@ -91,10 +91,10 @@ PARTS = (
     Part("attention.py", ("--seconds", "0.5"), 300),
     Part("slope.py", ("--steps", "9"), 300),
     Part("study.py", ("--rounds", "3"), 300),
-    Part("calibration.py", (), 400),
+    Part("calibration.py", (), 360),
     Part("prices.py", (), 60),
     Part("explorer.py", (), 60),
-    Part("client_overhead.py", (), 60),
+    Part("client_overhead.py", (), 120),
 )
 
 
