@@ -2,9 +2,9 @@
 
     python bench/table.py [--json FILE] [--against FILE]
 
-Runs bench/attention.py, bench/slope.py, bench/prices.py, bench/study.py and bench/calibration.py, each in a
-process of its own, and writes the raw ratios with the machine's facts as JSON. With --against the medians of an earlier
-run stand beside them: only if it was made on the same machine, for a ratio of two processors means nothing.
+Runs bench/attention.py, bench/ragged.py, bench/slope.py, bench/prices.py, bench/study.py and bench/calibration.py, each
+in a process of its own, and writes the raw ratios with the machine's facts as JSON. With --against the medians of an
+earlier run stand beside them: only if it was made on the same machine, for a ratio of two processors means nothing.
 Exit 2 refuses that before anything is run.
 """
 
@@ -95,7 +95,7 @@ def read_rows(bench: str, found: Any) -> list[Row]:
 
 
 def read_attention(bench: str, found: Any) -> list[Row]:
-    """FP8 and torch against the BF16 kernel, at the longest context of each shape."""
+    """FP8, torch and vLLM against our kernel, at the longest context of each shape."""
     longest = max(shape["tokens"] for shape in found)
     rows = []
     for shape in found:
@@ -103,15 +103,32 @@ def read_attention(bench: str, found: Any) -> list[Row]:
             name, bf16 = shape["case"]["model"], np.array(shape["bf16"])
             rows.append(Row(bench, f"{name}, {longest:,} tokens, FP8 / BF16", _ratios(shape["fp8"], bf16)))
             rows.append(Row(bench, f"{name}, {longest:,} tokens, BF16 / torch", _ratios(bf16, shape["torch"])))
+            for fmt in ("bf16", "fp8"):
+                if shape[f"vllm_{fmt}"]:
+                    what = f"{name}, {longest:,} tokens, {fmt.upper()} / vLLM's"
+                    rows.append(Row(bench, what, _ratios(shape[fmt], shape[f"vllm_{fmt}"])))
     return rows
 
 
-def read_slope(bench: str, found: Any) -> list[Row]:
-    """The slope of each turn, of every FP8 arm against BF16's."""
-    slopes = {arm["arm"]: np.polyfit(np.array(arm["lengths"]), np.array(arm["step_s"]), 1)[0] for arm in found}
+def read_ragged(bench: str, found: Any) -> list[Row]:
+    """Sequences of different lengths against one length, the same tokens together."""
     return [
-        Row(bench, f"slope, {arm} / BF16", _ratios(own, slopes["BF16"])) for arm, own in slopes.items() if arm != "BF16"
+        Row(bench, f"{batch['sequences']} sequences, different lengths / one", _ratios(batch["ragged"], batch["equal"]))
+        for batch in found
     ]
+
+
+def read_slope(bench: str, found: Any) -> list[Row]:
+    """The slope of each turn, and the time of each prefill, of every FP8 arm against BF16's."""
+    model, arms = found["model"].removeprefix("demo:"), {arm["arm"]: arm for arm in found["arms"]}
+    slopes = {name: np.polyfit(np.array(arm["lengths"]), np.array(arm["step_s"]), 1)[0] for name, arm in arms.items()}
+    rows = []
+    for name, arm in arms.items():
+        if name != "BF16":
+            rows.append(Row(bench, f"{model}, slope, {name} / BF16", _ratios(slopes[name], slopes["BF16"])))
+            prefill = _ratios(arm["ttft_s"], arms["BF16"]["ttft_s"])
+            rows.append(Row(bench, f"{model}, prefill, {name} / BF16", prefill))
+    return rows
 
 
 def read_prices(bench: str, found: Any) -> list[Row]:
@@ -131,9 +148,13 @@ def _ratios(own: Any, base: Any) -> tuple[float, ...]:
     return tuple((np.array(own[:rounds]) / np.array(base[:rounds])).tolist())
 
 
+_LONG = ("256", "4096", "8192", "16384", "32768")
+
 RUNS: tuple[tuple[str, tuple[str, ...], Callable[[str, Any], list[Row]]], ...] = (
     ("attention.py", ("--seconds", "0.5"), read_attention),
-    ("slope.py", ("--steps", "9"), read_slope),
+    ("ragged.py", (), read_ragged),
+    ("slope.py", ("--steps", "31"), read_slope),
+    ("slope.py", ("--steps", "15", "--model", "demo:gemma3-270m", "--lengths", *_LONG), read_slope),
     ("prices.py", (), read_prices),
     ("study.py", ("--rounds", "3"), read_rows),
     ("calibration.py", (), read_rows),

@@ -6,10 +6,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bench import table
-from bench.table import OtherMachine, Row, draw, machine_facts, read_attention, read_earlier, read_prices, read_slope
+from bench.slope import Steps, crossings
+from bench.table import (
+    OtherMachine,
+    Row,
+    draw,
+    machine_facts,
+    read_attention,
+    read_earlier,
+    read_prices,
+    read_ragged,
+    read_slope,
+)
 
 MACHINE = {"processor": "one", "cores": "2"}
 ROW = Row("study.py", "four arms", (0.4, 0.5, 0.45))
@@ -62,21 +74,42 @@ def test_a_line_has_median_quartiles_and_what_was_before() -> None:
 
 def test_attention_is_read_at_its_longest() -> None:
     shape = {"case": {"model": "m"}, "tokens": 8, "bf16": [2.0, 2.0], "fp8": [1.0, 1.5], "torch": [4.0]}
+    shape |= {"vllm_bf16": [4.0, 8.0], "vllm_fp8": []}
     rows = read_attention("attention.py", [shape | {"tokens": 4}, shape])
     assert [(row.what, row.ratios) for row in rows] == [
         ("m, 8 tokens, FP8 / BF16", (0.5, 0.75)),
         ("m, 8 tokens, BF16 / torch", (0.5,)),
+        ("m, 8 tokens, BF16 / vLLM's", (0.5, 0.25)),
     ]
+
+
+def test_ragged_batches_stand_against_one_length() -> None:
+    (row,) = read_ragged(
+        "ragged.py", [{"sequences": 4, "ragged": [3.0, 2.0], "equal": [2.0, 2.0], "padded": [4.0, 4.0]}]
+    )
+    assert (row.what, row.ratios) == ("4 sequences, different lengths / one", (1.5, 1.0))
 
 
 def test_slopes_are_compared_turn_by_turn() -> None:
     arms = [
-        {"arm": "BF16", "lengths": [1, 2], "step_s": [[1.0, 1.0], [3.0, 5.0]]},
-        {"arm": "FP8", "lengths": [1, 2], "step_s": [[1.0, 1.0], [2.0, 2.0]]},
+        {"arm": "BF16", "lengths": [1, 2], "step_s": [[1.0, 1.0], [3.0, 5.0]], "ttft_s": [2.0]},
+        {"arm": "FP8", "lengths": [1, 2], "step_s": [[1.0, 1.0], [2.0, 2.0]], "ttft_s": [3.0]},
     ]
-    (row,) = read_slope("slope.py", arms)
-    assert row.what == "slope, FP8 / BF16"
-    assert row.ratios == pytest.approx((0.5, 0.25))
+    slope, prefill = read_slope("slope.py", {"model": "demo:m", "arms": arms})
+    assert slope.what == "m, slope, FP8 / BF16"
+    assert slope.ratios == pytest.approx((0.5, 0.25))
+    assert (prefill.what, prefill.ratios) == ("m, prefill, FP8 / BF16", (1.5,))
+
+
+def test_the_break_even_is_where_the_differences_of_turns_are_zero() -> None:
+    """The noise of a turn is that of both arms, and falls out of the difference."""
+    noise, lengths = (5.0, -3.0, 9.0, 0.0), (100, 200, 400)
+    bf16, fp8 = (
+        Steps("x", lengths, tuple(tuple(at + by * n + shift for at in noise) for n in lengths), (), ())
+        for by, shift in ((0.02, 0.0), (0.01, 1.5))
+    )
+    assert crossings(fp8, bf16) == pytest.approx(150.0)
+    assert (crossings(bf16, fp8) == np.inf).all()
 
 
 def test_prices_are_compared_price_by_price() -> None:
