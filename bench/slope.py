@@ -50,7 +50,7 @@ DRAWS = 2_000
 
 @dataclass(frozen=True)
 class Steps:
-    """Seconds of one arm's decode steps, [lengths][steps], of storing one token in all layers, and of prefill, [turns]."""
+    """Seconds of one arm: its decode steps, [lengths][steps], storing one token in all layers, [steps], and prefill."""
 
     arm: str
     lengths: tuple[int, ...]
