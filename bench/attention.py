@@ -114,7 +114,7 @@ HEADER = (
 
 def filled(case: Case, tokens: int, codec: E4M3Codec | NativeCodec, element_bytes: int) -> Iterator[LayerCache]:
     """Caches of one layer, as many as it takes to be cold, with room for one more token."""
-    count = max(2, -(-COLD_BYTES // case.cache_bytes(tokens, element_bytes)))
+    count = -(-COLD_BYTES // case.cache_bytes(tokens, element_bytes))
     generator = torch.Generator().manual_seed(1)
     block = torch.randn(1, case.kv_heads, DRAWN_TOKENS, case.head_dim, generator=generator)
     drawn = block.repeat(1, 1, tokens // DRAWN_TOKENS, 1)

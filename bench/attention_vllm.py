@@ -35,7 +35,7 @@ def step(layer: dict[str, int], fmt: str) -> Callable[[int], object]:
     noise = torch.randn(shape, generator=generator).to(torch.bfloat16 if fmt == "bf16" else torch.float8_e4m3fn)
     noise = noise if fmt == "bf16" else noise.view(torch.uint8)
     repeats = -(-blocks // DRAWN_BLOCKS)
-    count = max(2, -(-layer["cold_bytes"] // (blocks * noise[0].nbytes)))
+    count = -(-layer["cold_bytes"] // (blocks * noise[0].nbytes))
     caches = [noise.repeat(repeats, 1, 1, 1)[:blocks].chunk(2, dim=2) for _ in range(count)]
     query = torch.randn(1, heads, dim, generator=generator).to(torch.bfloat16)
     output = torch.empty_like(query)
