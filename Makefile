@@ -78,6 +78,8 @@ docs: $(READY)
 	$(BIN)/mkdocs build --strict --quiet
 
 # AGAINST=FILE sets an earlier bench.json of the same machine beside it.
+# vLLM's CPU attention takes part where its environment is there (make test-vllm).
+bench: export KVTRIAGE_VLLM_PYTHON ?= $(wildcard $(abspath $(VLLM_VENV))/bin/python)
 bench: $(READY)
 	$(BIN)/python bench/table.py --json bench.json $(if $(AGAINST),--against $(AGAINST))
 

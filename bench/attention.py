@@ -7,20 +7,27 @@ E4M3 bytes, the same kernel over BF16, torch's scaled_dot_product_attention over
 BF16 bytes. Each has several layers' caches of its own and goes from one to the next, so that none finds its bytes in
 the processor's caches. A ratio is taken round by round; printed is its median and, in brackets, its quartiles.
 
-torch is slow enough that it gets two rounds only. Store: what quantising and storing a new token costs in one layer;
-`bench/slope.py` sets it against a whole step. One thread is timed on its own clock, which stands still while other
-programs have the core; several threads are timed by the wall.
+torch is slow enough that it gets two rounds only. Where KVTRIAGE_VLLM_PYTHON names the Python of an environment with
+vLLM, its CPU attention takes turns too, on caches of its own, over BF16 and over FP8.
+
+Store: what quantising and storing a new token costs in one layer; `bench/slope.py` sets it against a whole step. One
+thread is timed on its own clock, which stands still while other programs have the core; several threads are timed by
+the wall.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,6 +81,14 @@ class Measured:
     read: tuple[float, ...]
     store: tuple[float, ...]
     """One token into an FP8 cache."""
+    vllm_bf16: tuple[float, ...] = ()
+    vllm_fp8: tuple[float, ...] = ()
+
+    def against_vllm(self) -> str:
+        """Empty without vLLM."""
+        pairs = (("BF16", self.bf16, self.vllm_bf16), ("FP8", self.fp8, self.vllm_fp8))
+        parts = [f"{name} / vLLM's {spread(np.array(own) / np.array(its))}" for name, own, its in pairs if its]
+        return ", ".join(parts)
 
     def line(self) -> str:
         fp8, bf16, sdpa, read, store = (np.array(x) for x in (self.fp8, self.bf16, self.torch, self.read, self.store))
@@ -99,7 +114,7 @@ HEADER = (
 
 def filled(case: Case, tokens: int, codec: E4M3Codec | NativeCodec, element_bytes: int) -> Iterator[LayerCache]:
     """Caches of one layer, as many as it takes to be cold, with room for one more token."""
-    count = max(2, -(-COLD_BYTES // case.cache_bytes(tokens, element_bytes)))
+    count = -(-COLD_BYTES // case.cache_bytes(tokens, element_bytes))
     generator = torch.Generator().manual_seed(1)
     block = torch.randn(1, case.kv_heads, DRAWN_TOKENS, case.head_dim, generator=generator)
     drawn = block.repeat(1, 1, tokens // DRAWN_TOKENS, 1)
@@ -156,10 +171,48 @@ def ways(
     }
 
 
-def measure(case: Case, tokens: int, kernel: DecodeKernel, threads: int, seconds: float) -> Measured:
+@dataclass(frozen=True)
+class Peer:
+    """vLLM in a process of its own, which times one step when asked."""
+
+    process: subprocess.Popen[str]
+
+    @staticmethod
+    @contextlib.contextmanager
+    def started(threads: int) -> Iterator[Peer | None]:
+        """None where no environment is named."""
+        python = os.environ.get("KVTRIAGE_VLLM_PYTHON")
+        if not python:
+            yield None
+            return
+        command = [python, str(Path(__file__).with_name("attention_vllm.py")), str(threads)]
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        environment.pop("PYTHONPATH", None)
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        ) as own:
+            yield Peer(own)
+            if own.stdin is not None:
+                own.stdin.close()
+
+    def ask(self, question: object) -> Any:
+        if self.process.stdin is None or self.process.stdout is None:
+            raise RuntimeError("the peer has no pipes")
+        print(json.dumps(question), file=self.process.stdin, flush=True)
+        return json.loads(self.process.stdout.readline())
+
+    def formats(self, case: Case, tokens: int) -> list[str]:
+        """Those that it serves of this layer, which it makes ready."""
+        layer = {"kv_heads": case.kv_heads, "group": case.group, "head_dim": case.head_dim}
+        found: list[str] = self.ask(layer | {"tokens": tokens, "cold_bytes": COLD_BYTES})
+        return found
+
+
+def measure(case: Case, tokens: int, kernel: DecodeKernel, threads: int, seconds: float, peer: Peer | None) -> Measured:
     with ThreadPoolExecutor(threads) as pool:
         functions = ways(case, tokens, kernel, pool, threads)
-        times: dict[str, list[float]] = {name: [] for name in functions}
+        theirs = [] if peer is None else peer.formats(case, tokens)
+        times: dict[str, list[float]] = {name: [] for name in (*functions, *(f"vllm_{fmt}" for fmt in theirs))}
         for function in functions.values():
             function(0)
         clock = time.thread_time if threads == 1 else time.perf_counter
@@ -171,6 +224,10 @@ def measure(case: Case, tokens: int, kernel: DecodeKernel, threads: int, seconds
                 start = clock()
                 function(at)
                 times[name].append(clock() - start)
+            if peer is not None:
+                for fmt in theirs:
+                    times[f"vllm_{fmt}"].append(peer.ask(fmt))
+                functions["fp8"](at + 1)  # not timed: the other process has had the core's own caches
             at += 1
     return Measured(case, tokens, threads, **{name: tuple(found) for name, found in times.items()})
 
@@ -195,8 +252,17 @@ def rows(found: Sequence[Measured]) -> list[dict[str, object]]:
                     "ratios": (read / 2 / fp8).tolist(),
                     "target": "at least 0.5",
                 },
+                _against_vllm(name, "BF16", one.bf16, one.vllm_bf16),
+                _against_vllm(name, "FP8", one.fp8, one.vllm_fp8),
             ]
     return lines
+
+
+def _against_vllm(name: str, fmt: str, own: Sequence[float], theirs: Sequence[float]) -> dict[str, object]:
+    what = f"{name}, {fmt} / vLLM's"
+    if not theirs:
+        return {"what": what, "missing": "KVTRIAGE_VLLM_PYTHON names no Python that has vLLM"}
+    return {"what": what, "ratios": (np.array(own) / np.array(theirs)).tolist(), "target": "at most 1"}
 
 
 def main() -> None:
@@ -207,15 +273,20 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     found = []
-    with open_decode(options.threads, "storage", torch.device("cpu")) as kernel:
+    with (
+        open_decode(options.threads, "storage", torch.device("cpu")) as kernel,
+        Peer.started(options.threads) as peer,
+    ):
         if not isinstance(kernel, DecodeKernel):
             parser.exit(1, f"no kernel to measure: decode by {kernel.name}\n")
         print(f"decode by {kernel.name}, {options.threads} threads; ratios: median (quartiles)")
         print(HEADER)
         for case in CASES:
             for tokens in LENGTHS:
-                found.append(measure(case, tokens, kernel, options.threads, options.seconds))
+                found.append(measure(case, tokens, kernel, options.threads, options.seconds, peer))
                 print(found[-1].line(), flush=True)
+                if peer is not None:
+                    print(f"{'':32} {found[-1].against_vllm()}", flush=True)
     if options.json:
         options.json.write_text(json.dumps([*rows(found), *map(asdict, found)], indent=1) + "\n")
 

@@ -76,6 +76,10 @@ class Part:
     words: tuple[str, ...]
     limit_s: int
 
+    @property
+    def name(self) -> str:
+        return " ".join((self.bench, *self.words))
+
 
 @dataclass(frozen=True)
 class Done:
@@ -87,9 +91,13 @@ class Done:
     failure: str = ""
 
 
+_LONG = ("256", "4096", "8192", "16384", "32768")
+
 PARTS = (
     Part("attention.py", ("--seconds", "0.5"), 300),
-    Part("slope.py", ("--steps", "9"), 300),
+    Part("ragged.py", (), 60),
+    Part("slope.py", ("--steps", "15"), 150),
+    Part("slope.py", ("--steps", "9", "--model", "demo:gemma3-270m", "--lengths", *_LONG), 150),
     Part("study.py", ("--rounds", "3"), 300),
     Part("calibration.py", (), 360),
     Part("prices.py", (), 60),
@@ -174,7 +182,7 @@ def running(words: Sequence[str], talk: Any) -> Iterator[subprocess.Popen[bytes]
 
 def run_part(part: Part) -> Done:
     """Its rows, also those of a bench that says with its exit that a promise was not kept."""
-    print(f"{part.bench} ...", file=sys.stderr, flush=True)
+    print(f"{part.name} ...", file=sys.stderr, flush=True)
     start, rows = time.monotonic(), []
     with tempfile.TemporaryDirectory(prefix="kvtriage-bench-") as folder:
         file, talk = Path(folder) / "found.json", Path(folder) / "stderr"
@@ -201,7 +209,7 @@ def draw(results: Sequence[Done], earlier: Mapping[tuple[str, str], Row]) -> str
     width = max((len(row.what) for done in results for row in done.rows), default=0)
     lines = []
     for done in results:
-        lines.append(f"{done.part.bench}, {done.seconds:.0f} s" + (f"  FAILED: {done.failure}" if done.failure else ""))
+        lines.append(f"{done.part.name}, {done.seconds:.0f} s" + (f"  FAILED: {done.failure}" if done.failure else ""))
         lines += [f"  {row.what:<{width}}  {_measured(row, earlier.get(row.key))}".rstrip() for row in done.rows]
     return "\n".join(lines)
 
@@ -215,7 +223,7 @@ def _measured(row: Row, before: Row | None) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [part.bench for part in PARTS]
+    names = [*dict.fromkeys(part.bench for part in PARTS)]
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="some of the benches")
     parser.add_argument("--json", type=Path, help="where the raw ratios go")
     parser.add_argument("--against", type=Path, help="the JSON of an earlier run on this machine")
@@ -232,7 +240,7 @@ def main() -> int:
     print(draw(results, earlier))
     seconds = sum(done.seconds for done in results)
     print(f"{seconds:.0f} s in all")
-    failed = {done.part.bench: done.failure for done in results if done.failure}
+    failed = {done.part.name: done.failure for done in results if done.failure}
     if options.json:
         rows = [asdict(row) for done in results for row in done.rows]
         result = {"form": FORM, "machine": machine, "seconds": seconds, "failed": failed, "rows": rows}

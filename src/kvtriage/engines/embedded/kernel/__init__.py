@@ -1,5 +1,6 @@
 """Decode attention over the bytes of the cache: each stored element is widened once, in a register.
 
-`vectors` writes vector instructions, `tiles` makes the three inner steps of them, `decode` puts
-those together, and `kernel` is what the engine calls. Compiled by numba for the CPU that runs it.
+`machine` knows the CPU, `vectors` writes vector instructions, `tiles` makes the three inner steps of
+them, `control` keeps subnormals, `decode` puts all together, and `kernel` is what the engine calls.
+Compiled by numba for the CPU that runs it.
 """

@@ -19,6 +19,7 @@ import numpy as np
 from numba import types
 
 from kvtriage.engines.embedded.kernel.control import keep_subnormals, restore
+from kvtriage.engines.embedded.kernel.machine import Machine
 from kvtriage.engines.embedded.kernel.tiles import (
     BLOCK,
     add_values,
@@ -28,7 +29,6 @@ from kvtriage.engines.embedded.kernel.tiles import (
     scores_to_weights,
     widen,
 )
-from kvtriage.engines.embedded.kernel.vectors import Machine
 
 __all__ = ["SPLIT", "Shape", "compile_attend", "compile_join", "this_machine"]
 
@@ -218,4 +218,6 @@ def compile_join() -> Any:
 def _revision() -> int:
     """A number for the source that the intrinsics are written in, which numba does not look at."""
     folder = Path(__file__).parent
-    return zlib.crc32(b"".join((folder / name).read_bytes() for name in ("control.py", "tiles.py", "vectors.py")))
+    return zlib.crc32(
+        b"".join((folder / name).read_bytes() for name in ("control.py", "machine.py", "tiles.py", "vectors.py"))
+    )

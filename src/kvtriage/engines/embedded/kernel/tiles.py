@@ -16,7 +16,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kvtriage.engines.embedded.kernel.vectors import PIECE_LANES, Machine, Vectors
+from kvtriage.engines.embedded.kernel.machine import PIECE_LANES, Machine
+from kvtriage.engines.embedded.kernel.vectors import Vectors
 
 __all__ = ["BLOCK", "add_values", "cap_scores", "largest", "score_tokens", "scores_to_weights", "widen"]
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils
 
-__all__ = ["PIECE_LANES", "Machine", "Vectors", "Widening"]
+from kvtriage.engines.embedded.kernel.machine import LINE_BYTES, PIECE_LANES
+
+__all__ = ["Vectors"]
 
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
@@ -23,80 +24,8 @@ _I64 = ir.IntType(64)
 _EXPONENTIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 """(exp(r) − 1 − r) / r² on |r| ≤ ln 2 / 2, highest power first: the polynomial of Cephes' expf."""
 
-PIECE_LANES = 4
-"""32-bit words of one row, 16 bytes, that lie side by side with the same words of other rows."""
-
-_LINE_BYTES = 64
-_E4M3_BIAS, _F16_BIAS, _F32_BIAS = 7, 15, 127
 _LOWEST_EXPONENT = -87.0
 """exp below is 1.6e-38, the last one that is a normal float32; it stands for everything smaller."""
-
-
-@dataclass(frozen=True)
-class Widening:
-    """How stored elements come out as float32: times 2^-exponent, and in which order.
-
-    With a `lot`, each lot of so many elements is dealt out by fours: elements 0, 4, 8, ..., then 1, 5, 9, ...
-    """
-
-    exponent: int
-    lot: int
-
-    @property
-    def before(self) -> int:
-        """Power of two that the other factor takes before the product; `after` is what is left for the sum."""
-        return self.exponent // 2
-
-    @property
-    def after(self) -> int:
-        return self.exponent - self.before
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a CPU offers: float32 lanes of one register, how many sums may be kept in registers, and
-    whether arithmetic on subnormal float32 is as fast as any: so on AMD's Zen, while others take a trap."""
-
-    name: str
-    lanes: int
-    sums: int
-    subnormals: bool
-
-    @classmethod
-    def of(cls, cpu: str, features: str) -> Machine:
-        """cpu: LLVM's name of it, as 'znver4'; features: LLVM's list, as '+avx2,-avx512f,...'."""
-        present, zen = set(features.split(",")), cpu.startswith("znver")
-        if "+avx512f" in present:
-            return cls("avx512", 16, 16, zen)
-        if "+avx2" in present:
-            return cls("avx2", 8, 10, zen)
-        return cls("128-bit", 4, 16, False)
-
-    @property
-    def abreast(self) -> int:
-        """Rows of which a register holds a piece each."""
-        return self.lanes // PIECE_LANES
-
-    def widening(self, fmt: str, dim: int) -> Widening:
-        """Of a row, by vectors along it."""
-        if fmt != "float8_e4m3fn":
-            return Widening(0, 0)
-        if self.subnormals and dim % (4 * self.lanes) == 0:
-            return Widening(_F32_BIAS - _E4M3_BIAS, 4 * self.lanes)
-        return Widening(_F16_BIAS - _E4M3_BIAS, 0)
-
-    def key_widening(self, fmt: str, dim: int) -> Widening:
-        """Of a row that is scored: by pieces abreast where it fills one cache line, for then few products share
-        the work of adding up lanes. Longer rows would be read back and forth, which the fetching of lines pays for.
-        """
-        along = self.widening(fmt, dim)
-        return Widening(along.exponent, 4 * PIECE_LANES) if along.lot and dim == _LINE_BYTES else along
-
-    def tokens(self, heads: int, lot: int) -> int:
-        """Tokens of a key that are scored together."""
-        if lot == 4 * PIECE_LANES:
-            return self.abreast * (4 if 4 * heads <= self.sums else 2 if 2 * heads <= self.sums else 1)
-        return 1 << max(0, min(3, (self.sums // heads).bit_length() - 1))
 
 
 class Vectors:
@@ -199,7 +128,7 @@ class Vectors:
         kind = ir.IntType(8).as_pointer()
         hint = ir.FunctionType(ir.VoidType(), [kind, _I32, _I32, _I32])
         function = cgutils.get_or_insert_function(self.builder.module, hint, "llvm.prefetch.p0")
-        for at in range(0, elements, max(1, _LINE_BYTES // element_bytes)):
+        for at in range(0, elements, max(1, LINE_BYTES // element_bytes)):
             place = self.builder.gep(pointer, [self.plus(index, at)])
             self.builder.call(function, [self.builder.bitcast(place, kind), _I32(0), _I32(3), _I32(1)])
 
