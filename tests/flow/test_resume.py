@@ -36,7 +36,7 @@ SPLIT = Split(
 )
 
 
-def study(folder: Path, done: list[Trial], stop_after: int | None) -> tuple[Evidence | None, list[Trial]]:
+def study(folder: Path, done: list[Trial], stop_after: int | None, threads: int) -> tuple[Evidence | None, list[Trial]]:
     """One process' worth of work: all stages, until `stop_after` new trials."""
     spec = tiny.save(tiny.gemma3(num_key_value_heads=2), folder)
     plan = FakeCase(spec=spec).plan
@@ -47,7 +47,7 @@ def study(folder: Path, done: list[Trial], stop_after: int | None) -> tuple[Evid
         if len(new) == stop_after:
             raise Killed
 
-    with open_engine(folder, spec, numerics="storage", device="cpu", threads=1) as engine:
+    with open_engine(folder, spec, numerics="storage", device="cpu", threads=threads) as engine:
         scales = calibrate(plan, SPLIT, engine, silent, {})
         suspects = diagnose(plan, scales, SPLIT, engine, (), lambda line: None, silent, {})
         asked = TASKS["text"].items(SPLIT, plan.study, engine.tokenizer)
@@ -64,15 +64,22 @@ def comparable(trials: list[Trial]) -> tuple[list[ScoreTrial], list[tuple[str, s
     return sorted(scores, key=lambda t: (t.item_id, t.arm)), sorted(times)
 
 
-@pytest.mark.parametrize("stops", [(1,), (5, 9), (30, 20)])
-def test_killed_and_gone_on_with(tmp_path: Path, stops: tuple[int, ...]) -> None:
-    evidence, whole = study(tmp_path, [], None)
+def scored(trials: list[Trial]) -> list[tuple[str, str]]:
+    """Which scores there are, in their order."""
+    return [(trial.item_id, trial.arm) for trial in trials if isinstance(trial, ScoreTrial)]
+
+
+@pytest.mark.parametrize(("threads", "stops"), [(1, (1,)), (3, (5, 9)), (3, (30, 20))])
+def test_killed_and_gone_on_with(tmp_path: Path, threads: int, stops: tuple[int, ...]) -> None:
+    """On several threads as many texts are under way, and trials come in the same order."""
+    evidence, whole = study(tmp_path, [], None, threads)
     pieces: list[Trial] = []
     for stop in stops:
-        ended, new = study(tmp_path, pieces, stop)
+        ended, new = study(tmp_path, pieces, stop, threads)
         assert ended is None
         assert len(new) == stop
         pieces = pieces + new
-    resumed, rest = study(tmp_path, pieces, None)
+    resumed, rest = study(tmp_path, pieces, None, threads)
     assert comparable(pieces + rest) == comparable(whole)
+    assert scored(pieces + rest) == scored(whole)
     assert resumed == evidence

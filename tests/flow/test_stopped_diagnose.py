@@ -66,7 +66,9 @@ def test_lines_edited_afterwards_are_found_out(
     assert "probes.jsonl changed after sensitivities.json was made from it" in capsys.readouterr().err
 
 
-def probed(folder: Path, done: list[ProbeLine], stop_after: int | None) -> tuple[Sensitivities | None, list[ProbeLine]]:
+def probed(
+    folder: Path, done: list[ProbeLine], stop_after: int | None, threads: int
+) -> tuple[Sensitivities | None, list[ProbeLine]]:
     """One process' worth of work on the real engine, until `stop_after` new lines."""
     spec = tiny.save(tiny.gemma3(num_key_value_heads=2), folder)
     plan = FakeCase(spec=spec).plan
@@ -77,7 +79,7 @@ def probed(folder: Path, done: list[ProbeLine], stop_after: int | None) -> tuple
         if len(new) == stop_after:
             raise Killed
 
-    with open_engine(folder, spec, numerics="storage", device="cpu", threads=1) as engine:
+    with open_engine(folder, spec, numerics="storage", device="cpu", threads=threads) as engine:
         scales = calibrate(plan, SPLIT, engine, silent, {})
         try:
             return diagnose(plan, scales, SPLIT, engine, done, sink, silent, {}), new
@@ -85,14 +87,16 @@ def probed(folder: Path, done: list[ProbeLine], stop_after: int | None) -> tuple
             return None, new
 
 
-@pytest.mark.parametrize("stops", [(1,), (4, 3)])
-def test_the_real_engine_ends_with_the_same_record_to_the_bit(tmp_path: Path, stops: tuple[int, ...]) -> None:
-    whole, _ = probed(tmp_path, [], None)
+@pytest.mark.parametrize(("threads", "stops"), [(1, (1,)), (3, (4, 3))])
+def test_the_real_engine_ends_with_the_same_record_to_the_bit(
+    tmp_path: Path, threads: int, stops: tuple[int, ...]
+) -> None:
+    whole, _ = probed(tmp_path, [], None, threads)
     pieces: list[ProbeLine] = []
     for stop in stops:
-        ended, new = probed(tmp_path, pieces, stop)
+        ended, new = probed(tmp_path, pieces, stop, threads)
         assert ended is None
         pieces = pieces + new
-    resumed, _ = probed(tmp_path, pieces, None)
+    resumed, _ = probed(tmp_path, pieces, None, threads)
     assert whole is not None
     assert msgspec.json.encode(resumed) == msgspec.json.encode(whole)

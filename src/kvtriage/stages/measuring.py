@@ -90,7 +90,7 @@ def work_to_time(plan: Plan) -> list[Work]:
 
 @dataclass
 class Measuring:
-    """Every trial is made here, once, and goes to `sink` as soon as it is known."""
+    """Every trial is made here, once; what is added goes to `sink` at once."""
 
     plan: Plan
     engine: Engine
@@ -121,42 +121,34 @@ class Measuring:
         there = (t for t in self.trials if isinstance(t, ContinuationTrial) and (t.task, t.item_id) == key)
         return next((item.carry_on(trial.token_ids) for trial in there), None)
 
-    def write(self, session: Session, arm: Arm, item: TaskItem) -> TaskItem:
-        """`written`, after letting `session`, which is BF16's, write it where it has not yet.
+    def write(self, session: Session, arm: Arm, item: TaskItem) -> ContinuationTrial:
+        """What `session`, which is BF16's, writes behind an item.
 
         Raises StudyError where the engine does not say which tokens it writes.
         """
-        there = self.written(item)
-        if there is not None:
-            return there
         (token_ids,) = session.generate([item.request.token_ids], item.continued).token_ids
         if len(token_ids) != item.continued:
             raise StudyError(
                 f"task {item.task!r} needs the tokens that BF16 writes, and this engine does not say which they are",
                 hint="leave the task out of study.toml, or measure on a server that takes return_token_ids",
             )
-        self.add(
-            ContinuationTrial(
-                arm=arm.name,
-                task=item.task,
-                item_id=item.request.item_id,
-                token_ids=token_ids,
-                conditions=self.conditions,
-            )
+        return ContinuationTrial(
+            arm=arm.name,
+            task=item.task,
+            item_id=item.request.item_id,
+            token_ids=token_ids,
+            conditions=self.conditions,
         )
-        return item.carry_on(token_ids)
 
-    def add_score(self, arm: Arm, item: TaskItem, response: ScoreResponse, reference: ScoreResponse) -> None:
-        self.add(
-            ScoreTrial(
-                arm=arm.name,
-                task=item.task,
-                item_id=item.request.item_id,
-                bucket=item.bucket,
-                scored_tokens=len(response.nll),
-                metrics=TASKS[item.task].score(item, response, reference),
-                conditions=self.conditions,
-            )
+    def mark(self, arm: Arm, item: TaskItem, response: ScoreResponse, reference: ScoreResponse) -> ScoreTrial:
+        return ScoreTrial(
+            arm=arm.name,
+            task=item.task,
+            item_id=item.request.item_id,
+            bucket=item.bucket,
+            scored_tokens=len(response.nll),
+            metrics=TASKS[item.task].score(item, response, reference),
+            conditions=self.conditions,
         )
 
     def add_pool(self, arm: Arm, applied: Applied) -> None:

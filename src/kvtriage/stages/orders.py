@@ -1,17 +1,21 @@
 """In which order arms and items are measured: items go round the arms, or each arm goes through all items.
 
 Items go round where changing arms is cheap: what is there after a kill is paired, and slow drifts of
-the machine hit all arms alike. Arms on machines of their own may read an item all at once. Where an arm
-is a server that takes minutes to start, each is opened once and goes through everything. BF16 comes
-first; what it says of each scored position is kept, for all others are measured against it.
+the machine hit all arms alike. An engine that reads several texts at once takes several items, each through
+all arms; trials come in the order of the items all the same. Arms on machines of their own may read an item all
+at once. Where an arm is a server that takes minutes to start, each is opened once and goes through everything.
+BF16 comes first; what it says of each scored position is kept, for all others are measured against it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from kvtriage.engines.base import Arm, ScoreResponse, Session
+from kvtriage.engines.base import Arm, Engine, ScoreResponse, Session
+from kvtriage.engines.side_by_side import read_each
+from kvtriage.records.trials import ContinuationTrial, ScoreTrial
 from kvtriage.stages.measuring import Measuring, Work, work_to_time
 from kvtriage.tasks.base import TaskItem
 from kvtriage.tasks.split import Split
@@ -52,34 +56,57 @@ def item_by_item(
     _time_shapes(run, split, timed)
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """One item, and the arms that have no trial of it yet; BF16 answers in any case."""
+
+    item: TaskItem
+    baseline: Arm
+    others: tuple[Arm, ...]
+    with_baseline: bool
+
+
 def _score_items(run: Measuring, items: Sequence[TaskItem], arms: Sequence[Arm], across: Across) -> None:
     baseline, *others = arms
     pending = {arm.name: {_key(item) for item in run.unscored(items, arm)} for arm in arms}
-    for number, item in enumerate(items):
-        run.report("scoring items", number, len(items))
-        missing = {arm.name for arm in arms if _key(item) in pending[arm.name]}
-        if not missing:
-            continue
-        asked = [baseline, *(arm for arm in others if arm.name in missing)]
-        whole = _write(run, item, baseline)
-        reference: ScoreResponse | None = None
-        for arm, response in zip(asked, across(partial(_score, run, whole), asked), strict=True):
-            reference = response if reference is None else reference
-            if arm.name in missing:
-                run.add_score(arm, whole, response, reference)
+    asked = []
+    for item in items:
+        missing = tuple(arm for arm in others if _key(item) in pending[arm.name])
+        with_baseline = _key(item) in pending[baseline.name]
+        if missing or with_baseline:
+            asked.append(_Asked(run.written(item) or item, baseline, missing, with_baseline))
+    before = len(items) - len(asked)
+
+    def add(number: int, trial: ScoreTrial | ContinuationTrial) -> None:
+        run.report("scoring items", before + number, len(items))
+        run.add(trial)
+
+    run.report("scoring items", before, len(items))
+    requests = [one.item.request for one in asked]
+    read_each(run.engine, requests, lambda engine, number: _score_item(run, engine, asked[number], across), add)
     run.report("scoring items", len(items), len(items))
 
 
-def _write(run: Measuring, item: TaskItem, baseline: Arm) -> TaskItem:
-    there = run.written(item)
-    if there is not None:
-        return there
-    with run.engine.open(baseline) as session:
-        return run.write(session, baseline, item)
+def _score_item(
+    run: Measuring, engine: Engine, asked: _Asked, across: Across
+) -> Iterator[ScoreTrial | ContinuationTrial]:
+    """No more than two distributions are held at a time, BF16's and the one that is marked."""
+    item, baseline = asked.item, asked.baseline
+    if item.continued:
+        with engine.open(baseline) as session:
+            written = run.write(session, baseline, item)
+        yield written
+        item = item.carry_on(written.token_ids)
+    answers = iter(across(partial(_score, engine, item), [baseline, *asked.others]))
+    reference = next(answers)
+    if asked.with_baseline:
+        yield run.mark(baseline, item, reference, reference)
+    for arm in asked.others:
+        yield run.mark(arm, item, next(answers), reference)
 
 
-def _score(run: Measuring, item: TaskItem, arm: Arm) -> ScoreResponse:
-    with run.engine.open(arm) as session:
+def _score(engine: Engine, item: TaskItem, arm: Arm) -> ScoreResponse:
+    with engine.open(arm) as session:
         return session.score(item.request)
 
 
@@ -125,7 +152,7 @@ def arm_by_arm(
                 if arm is baseline:
                     references[_key(item)] = response
                 if _key(item) in missing:
-                    run.add_score(arm, item, response, references[_key(item)])
+                    run.add(run.mark(arm, item, response, references[_key(item)]))
             if untimed:
                 _time_all(run, session, arm, untimed, split)
 
@@ -136,7 +163,11 @@ def _answers(
     what = f"scoring items under {arm.name}"
     for number, item in enumerate(asked):
         run.report(what, number, len(asked))
-        whole = run.write(session, arm, item)
+        whole = run.written(item)
+        if whole is None:
+            trial = run.write(session, arm, item)
+            run.add(trial)
+            whole = item.carry_on(trial.token_ids)
         yield whole, session.score(whole.request)
     run.report(what, len(asked), len(asked))
 

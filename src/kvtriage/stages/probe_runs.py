@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from kvtriage.engines.base import Arm, Engine, ScoreRequest, Screening, Treatments
+from kvtriage.engines.side_by_side import read_each
 from kvtriage.errors import CaseError
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.probes import ProbeLine, ProbeTrial, ScreenTrial, pack_anatomy, unpack_anatomy
@@ -61,15 +62,23 @@ class ProbeRuns:
 
     def screen(self, arms: Sequence[Arm], treatments: Treatments) -> Screening | None:
         """All items, in order; None from an engine that does not screen."""
-        parts = []
-        for done, request in enumerate(self.requests):
-            self.report("screening layers and heads", done, len(self.requests))
-            part = self.screened.get(request.item_id) or self._screen(request, arms, treatments)
-            if part is None:
-                return None
-            parts.append(part)
-        self.report("screening layers and heads", len(self.requests), len(self.requests))
-        return Screening.merge_all(parts)
+        missing = [request for request in self.requests if request.item_id not in self.screened]
+        before = len(self.requests) - len(missing)
+
+        def look(engine: Engine, number: int) -> Iterator[Screening]:
+            found = engine.screen([missing[number]], arms, treatments, lambda done, total: None)
+            if found is not None:
+                yield found
+
+        def keep(number: int, found: Screening) -> None:
+            self._keep_screen(missing[number], found)
+            self.report("screening layers and heads", before + number + 1, len(self.requests))
+
+        self.report("screening layers and heads", before, len(self.requests))
+        read_each(self.engine, missing, look, keep)
+        if len(self.screened) < len(self.requests):
+            return None
+        return Screening.merge_all([self.screened[request.item_id] for request in self.requests])
 
     def probe(self, arms: Mapping[Probe, Arm], what: str) -> dict[Probe, list[float]]:
         """Mean KL from native of each probe on each item, nats per token. Raises NonFinite."""
@@ -99,19 +108,17 @@ class ProbeRuns:
             self.engine.probe(requests, [arms[probe] for probe in probes], partial(self.report, what), keep)
         return {probe: [self.measured[probe, request.item_id] for request in self.requests] for probe in arms}
 
-    def _screen(self, request: ScoreRequest, arms: Sequence[Arm], treatments: Treatments) -> Screening | None:
-        found = self.engine.screen([request], arms, treatments, lambda done, total: None)
-        if found is not None:
-            self.sink(
-                ScreenTrial(
-                    item_id=request.item_id,
-                    kl=tuple(kl for (kl,) in found.damage),
-                    evaluated=found.evaluated,
-                    anatomy=pack_anatomy(found.anatomy),
-                    conditions=self.conditions,
-                )
+    def _keep_screen(self, request: ScoreRequest, found: Screening) -> None:
+        self.sink(
+            ScreenTrial(
+                item_id=request.item_id,
+                kl=tuple(kl for (kl,) in found.damage),
+                evaluated=found.evaluated,
+                anatomy=pack_anatomy(found.anatomy),
+                conditions=self.conditions,
             )
-        return found
+        )
+        self.screened[request.item_id] = found
 
 
 def _unpack(number: int, line: ScreenTrial, spec: CacheSpec) -> Screening:

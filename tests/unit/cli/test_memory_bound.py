@@ -33,7 +33,7 @@ def test_a_model_that_fits_is_held_in_memory(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_model_that_does_not_fit_streams_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "_available_bytes", lambda: 1)
+    monkeypatch.setattr(bounded, "available_bytes", lambda: 1)
     assert "layers streamed" in backend(tmp_path, None)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import resource
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -23,10 +23,10 @@ from kvtriage.engines.base import (
     Treatments,
     keep_nothing,
 )
-from kvtriage.engines.embedded.attention import Attention
 from kvtriage.engines.embedded.engine import engine_threads, engine_version, resolve_device
+from kvtriage.engines.embedded.memory import FLOAT_BYTES, WITHIN_A_LAYER, available_bytes
 from kvtriage.engines.embedded.model import native_dtype
-from kvtriage.engines.embedded.observing import Observing
+from kvtriage.engines.embedded.observing import Observing, SeenBy
 from kvtriage.engines.embedded.streaming import StreamedModel, load_streamed_model, open_weights
 from kvtriage.engines.embedded.tokenizer import load_tokenizer
 from kvtriage.errors import StudyError
@@ -35,9 +35,6 @@ from kvtriage.units import format_bytes
 
 __all__ = ["BoundedEngine", "bound_for", "open_bounded_engine"]
 
-_FLOAT_BYTES = 4
-_WITHIN_A_LAYER = 6
-"""Arrays as wide as the widest product that one text needs at a time, observation included."""
 _SHARE = 0.8
 """Of the memory that is free, when the bound is not given."""
 
@@ -95,8 +92,9 @@ class BoundedEngine(Observing):
     ) -> Screening:
         raise _only_calibrates()
 
-    def show(self, prompts: Sequence[Sequence[int]], attention: Attention, progress: Progress) -> int:
+    def show(self, prompts: Sequence[Sequence[int]], observer: Callable[[], SeenBy], progress: Progress) -> SeenBy:
         """Texts of one length go through the layers together, as many as the bound allows."""
+        seen = observer()
         batches = [
             batch
             for tokens, alike in itertools.groupby(prompts, key=len)
@@ -106,15 +104,15 @@ class BoundedEngine(Observing):
         steps = itertools.count(1)
         progress(0, total)
         for batch in batches:
-            self._model.forward_hidden(self._model.model.tokens(batch), attention, lambda: progress(next(steps), total))
-        return sum(map(len, prompts))
+            self._model.forward_hidden(self._model.model.tokens(batch), seen, lambda: progress(next(steps), total))
+        return seen
 
     def _texts_at_once(self, tokens: int) -> int:
         """How many texts of so many tokens fit beside one layer. Raises StudyError when not even one does."""
-        row_bytes = tokens * _FLOAT_BYTES
+        row_bytes = tokens * FLOAT_BYTES
         # Hidden states, their rows of the embedding, and the embedding's output while it is scaled.
-        text = 3 * row_bytes * self._model.hidden_size
-        within = _WITHIN_A_LAYER * row_bytes * self._model.widest
+        text = 3 * row_bytes * self._model.model.hidden_size
+        within = WITHIN_A_LAYER * row_bytes * self._model.model.widest
         needed = self._before_bytes + self._model.layer_bytes + self._model.largest_tensor_bytes + within + text
         if needed > self._bound_bytes:
             raise StudyError(
@@ -146,24 +144,10 @@ def bound_for(folder: Path, device: torch.device) -> int | None:
 
     Also None where the system does not say how much memory is free. Raises ModelError.
     """
-    free = _available_bytes()
+    free = available_bytes()
     if device.type != "cpu" or free is None:
         return None
-    return int(_SHARE * free) if _FLOAT_BYTES * open_weights(folder).count_elements() > _SHARE * free else None
-
-
-def _available_bytes() -> int | None:
-    """Memory that is free, on Linux; a control group's limit counts too."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return None
-    group = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError, ValueError):  # no limit reads 'max'
-        limit = int((group / "memory.max").read_text())
-        free = min(free, limit - int((group / "memory.current").read_text()))
-    return free
+    return int(_SHARE * free) if FLOAT_BYTES * open_weights(folder).count_elements() > _SHARE * free else None
 
 
 @contextlib.contextmanager

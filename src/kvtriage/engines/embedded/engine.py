@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import transformers
@@ -22,15 +25,16 @@ from kvtriage.engines.base import (
     Treatments,
     keep_nothing,
 )
-from kvtriage.engines.embedded.attention import Attention
 from kvtriage.engines.embedded.kernel.kernel import Decode, open_decode
+from kvtriage.engines.embedded.memory import texts_at_once
 from kvtriage.engines.embedded.model import LanguageModel, load_model, native_dtype
-from kvtriage.engines.embedded.observing import Observing
+from kvtriage.engines.embedded.observing import Observing, SeenBy
 from kvtriage.engines.embedded.screening import screen_request
 from kvtriage.engines.embedded.session import EmbeddedSession
-from kvtriage.engines.embedded.sharing import SharedPasses
+from kvtriage.engines.embedded.sharing import MOST_BYTES, SharedPasses
 from kvtriage.engines.embedded.storing import LayerStorage, layer_storages
 from kvtriage.engines.embedded.tokenizer import load_tokenizer
+from kvtriage.engines.side_by_side import Abandoned, side_by_side
 from kvtriage.errors import StudyError
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.spec import CacheSpec
@@ -46,6 +50,8 @@ __all__ = [
 
 NUMERICS = ("storage", "attention")
 
+R = TypeVar("R")
+
 
 class EmbeddedEngine(Observing):
     """See engines.base.Engine. One model, one device, any number of arms."""
@@ -58,14 +64,17 @@ class EmbeddedEngine(Observing):
         numerics: str,
         threads: int,
         decode: Decode,
+        shared_bytes: int = MOST_BYTES,
     ) -> None:
+        """`shared_bytes`: the most that is kept for arms to share, a text's first pass aside."""
         self._model = model
         self._tokenizer = tokenizer
         self._native = native
         self._numerics = numerics
         self._threads = threads
         self._decode = decode
-        self._passes = SharedPasses()
+        self._shared_bytes = shared_bytes
+        self._passes = SharedPasses(shared_bytes)
 
     @property
     def spec(self) -> CacheSpec:
@@ -107,7 +116,6 @@ class EmbeddedEngine(Observing):
     def _storages(self, arm: Arm) -> tuple[LayerStorage, ...]:
         return layer_storages(arm, self.spec, self._native, self._numerics, self._model.device)
 
-    @torch.inference_mode()
     def probe(
         self,
         requests: Sequence[ScoreRequest],
@@ -116,18 +124,25 @@ class EmbeddedEngine(Observing):
         sink: ProbeSink = keep_nothing,
     ) -> list[list[float]]:
         """Each probe resumes where it departs from the native pass, or from a probe that goes further with it."""
-        total = len(requests) * (len(arms) + 1)
-        native, *probes = map(self._session, (self._native_arm, *arms))
         found: list[list[float]] = [[] for _ in arms]
-        for index, request in enumerate(requests):
-            progress(index * (len(arms) + 1), total)
-            reference = native.distribution(request)
-            for number, session in enumerate(probes):
-                kl = session.distribution(request).kl_from(reference)
-                found[number].append(sum(kl) / len(kl))
-                sink(request, arms[number], found[number][-1])
-                progress(index * (len(arms) + 1) + number + 2, total)
+        steps, total = itertools.count(1), len(requests) * len(arms)
+
+        def keep(number: int, result: tuple[int, float]) -> None:
+            arm, kl = result
+            found[arm].append(kl)
+            sink(requests[number], arms[arm], kl)
+            progress(next(steps), total)
+
+        progress(0, total)
+        self.each_text(requests, lambda engine, number: engine._probed(requests[number], arms), keep)
         return found
+
+    def _probed(self, request: ScoreRequest, arms: Sequence[Arm]) -> Iterator[tuple[int, float]]:
+        """Of each arm: its number, and its mean KL from native."""
+        reference = self._session(self._native_arm).distribution(request)
+        for number, arm in enumerate(arms):
+            kl = self._session(arm).distribution(request).kl_from(reference)
+            yield number, sum(kl) / len(kl)
 
     @torch.inference_mode()
     def screen(
@@ -142,12 +157,53 @@ class EmbeddedEngine(Observing):
         progress(len(requests), len(requests))
         return Screening.merge_all(parts)
 
-    def show(self, prompts: Sequence[Sequence[int]], attention: Attention, progress: Progress) -> int:
-        for done, prompt in enumerate(prompts):
-            progress(done, len(prompts))
-            self._model.forward_hidden(self._model.tokens([prompt]), attention)
-        progress(len(prompts), len(prompts))
-        return sum(len(prompt) for prompt in prompts)
+    def show(self, prompts: Sequence[Sequence[int]], observer: Callable[[], SeenBy], progress: Progress) -> SeenBy:
+        """Each text under an observer of its own, so that what is summed does not depend on who was first."""
+        seen = observer()
+
+        def join(number: int, one: SeenBy) -> None:
+            seen.join(one)
+            progress(number + 1, len(prompts))
+
+        progress(0, len(prompts))
+        requests = [ScoreRequest("", tuple(prompt), len(prompt)) for prompt in prompts]
+        self.each_text(requests, lambda engine, number: [engine._shown(prompts[number], observer())], join)
+        return seen
+
+    @torch.inference_mode()
+    def _shown(self, prompt: Sequence[int], observer: SeenBy) -> SeenBy:
+        self._model.forward_hidden(self._model.tokens([prompt]), observer)
+        return observer
+
+    def each_text(
+        self,
+        requests: Sequence[ScoreRequest],
+        work: Callable[[EmbeddedEngine, int], Iterable[R]],
+        sink: Callable[[int, R], None],
+    ) -> None:
+        """See engines.side_by_side.ReadsSideBySide.
+
+        A worker has its own modules over weights that all share, and its part of the threads. So a text is read by
+        one thread wherever there are as many texts as threads, and gives the same bits for any number of these.
+        """
+        count = texts_at_once(self._model, requests, self._threads) if self._model.device.type == "cpu" else 1
+        if count == 1:
+            for number in range(len(requests)):
+                for result in work(self, number):
+                    sink(number, result)
+            return
+        stopped = threading.Event()
+        with engine_threads(self._threads // count) as each:
+            workers = [self._worker(each, self._shared_bytes // count, stopped) for _ in range(count)]
+            side_by_side(workers, work, len(requests), sink, stopped)
+
+    def _worker(self, threads: int, shared_bytes: int, stopped: threading.Event) -> EmbeddedEngine:
+        def go_on() -> None:
+            if stopped.is_set():
+                raise Abandoned
+
+        model = self._model.replica(before_layer=go_on)
+        return EmbeddedEngine(model, self._tokenizer, self._native, self._numerics, threads, self._decode, shared_bytes)
 
 
 def engine_version() -> str:

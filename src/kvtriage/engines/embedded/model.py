@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,41 @@ class LanguageModel:
                 hint="the embedded engine needs a decoder with one ModuleList of layers",
             )
         return layers
+
+    def replica(self, before_layer: Callable[[], None]) -> LanguageModel:
+        """The same weights in modules of its own, so that two threads can run passes that record or resume.
+
+        No tensor is copied. `before_layer` is called before each layer runs, and may raise to end a pass.
+        Raises UnsupportedModel for a model whose modules cannot be copied.
+        """
+        shared: dict[int, object] = {
+            id(tensor): tensor for tensor in (*self._model.parameters(), *self._model.buffers())
+        }
+        try:
+            modules = copy.deepcopy(self._model, shared)
+        except Exception as error:  # a model's own code may keep anything in its modules
+            raise UnsupportedModel(
+                f"{type(self._model).__name__} cannot be run in two threads: {_first_line(error)}",
+                hint="--threads 1 reads one text after another",
+            ) from error
+        own = LanguageModel(modules, self.spec, self.device)
+        for layer in own.decoder_layers:
+            layer.register_forward_pre_hook(lambda _module, _args: before_layer())
+        return own
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.decoder.get_input_embeddings().embedding_dim)
+
+    @property
+    def vocabulary(self) -> int:
+        """Entries of a distribution."""
+        return int(self.decoder.get_input_embeddings().num_embeddings)
+
+    @property
+    def widest(self) -> int:
+        """Columns of the largest product within a layer."""
+        return max(max(p.shape, default=0) for layer in self.decoder_layers for p in layer.parameters())
 
     def logits(self, token_ids: Tensor, attention: Attention, *, start: int, keep: slice) -> Tensor:
         """Logits [B, positions, V] at the `keep` positions of token_ids [B, T], the first of which has

@@ -5,7 +5,9 @@ Streams: what is kept does not grow with the text. Axes: n heads of [1, n, T, D]
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kvtriage.engines.base import Progress
-from kvtriage.engines.embedded.attention import Attention, AttentionCall, attend, check_geometry
+from kvtriage.engines.embedded.attention import AttentionCall, attend, check_geometry
 from kvtriage.engines.embedded.codec import round_mantissa
 from kvtriage.errors import NonFinite
 from kvtriage.fp8.e4m3 import SATURATES_ABOVE, SMALLEST_NORMAL, SUB_OCTAVES
@@ -21,34 +23,10 @@ from kvtriage.fp8.scales import ScaleSet
 from kvtriage.fp8.stats import EXPONENT_MAX, EXPONENT_MIN, HeldOut, HeldOutShare, KVStats, RangeStats, TensorKey
 from kvtriage.kvcache.spec import CacheSpec
 
-__all__ = ["Observing", "RangeObserver", "ScaleObserver"]
+__all__ = ["Observer", "Observing", "RangeObserver", "ScaleObserver", "SeenBy"]
 
 
-class Observing:
-    """What an engine that shows its texts to an attention calibrates by. See engines.base.Engine."""
-
-    @property
-    def spec(self) -> CacheSpec:
-        raise NotImplementedError
-
-    def show(self, prompts: Sequence[Sequence[int]], attention: Attention, progress: Progress) -> int:
-        """Every prompt through all layers, Q, K and V handed to `attention`. Their tokens."""
-        raise NotImplementedError
-
-    @torch.inference_mode()
-    def observe(self, prompts: Sequence[Sequence[int]], position_edges: Sequence[int], progress: Progress) -> KVStats:
-        observer = RangeObserver(self.spec, position_edges)
-        return observer.stats(self.show(prompts, observer, progress))
-
-    @torch.inference_mode()
-    def check_scales(
-        self, prompts: Sequence[Sequence[int]], candidates: Sequence[ScaleSet], progress: Progress
-    ) -> list[HeldOut]:
-        observer = ScaleObserver(self.spec, candidates)
-        return observer.held_out(self.show(prompts, observer, progress))
-
-
-class _Observer:
+class Observer:
     """Native attention in the compute dtype, with a look at what goes in."""
 
     def __init__(self, spec: CacheSpec) -> None:
@@ -63,8 +41,39 @@ class _Observer:
     def look(self, layer_idx: int, tensor: str, values: Tensor) -> None:
         raise NotImplementedError
 
+    def join(self, later: Self) -> None:
+        """Take over what another has seen of the texts that follow."""
+        raise NotImplementedError
 
-class RangeObserver(_Observer):
+
+SeenBy = TypeVar("SeenBy", bound=Observer)
+
+
+class Observing:
+    """What an engine that shows its texts to an attention calibrates by. See engines.base.Engine."""
+
+    @property
+    def spec(self) -> CacheSpec:
+        raise NotImplementedError
+
+    def show(self, prompts: Sequence[Sequence[int]], observer: Callable[[], SeenBy], progress: Progress) -> SeenBy:
+        """Every prompt through all layers, under an observer that has seen them all, in their order."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def observe(self, prompts: Sequence[Sequence[int]], position_edges: Sequence[int], progress: Progress) -> KVStats:
+        seen = self.show(prompts, partial(RangeObserver, self.spec, position_edges), progress)
+        return seen.stats(sum(map(len, prompts)))
+
+    @torch.inference_mode()
+    def check_scales(
+        self, prompts: Sequence[Sequence[int]], candidates: Sequence[ScaleSet], progress: Progress
+    ) -> list[HeldOut]:
+        seen = self.show(prompts, partial(ScaleObserver, self.spec, candidates), progress)
+        return seen.held_out(sum(map(len, prompts)))
+
+
+class RangeObserver(Observer):
     """Collects the range statistics of the prompts that pass."""
 
     def __init__(self, spec: CacheSpec, position_edges: Sequence[int]) -> None:
@@ -82,8 +91,15 @@ class RangeObserver(_Observer):
                 f"{tensor.upper()} of layer {layer_idx} holds NaN or infinity",
                 hint="the model itself overflows here; no scale can be calibrated on it (are the weights intact?)",
             )
-        before = self._seen.get((layer_idx, tensor))
-        self._seen[layer_idx, tensor] = found if before is None else before.merge(found)
+        self._add((layer_idx, tensor), found)
+
+    def join(self, later: Self) -> None:
+        for key, found in later._seen.items():
+            self._add(key, found)
+
+    def _add(self, key: TensorKey, found: RangeStats) -> None:
+        before = self._seen.get(key)
+        self._seen[key] = found if before is None else before.merge(found)
 
 
 def _range_stats(values: Tensor, edges: tuple[int, ...], *, mantissa: bool) -> RangeStats:
@@ -124,7 +140,7 @@ def _numpy(values: Tensor) -> npt.NDArray[np.float64]:
     return values.to(torch.float64).cpu().numpy()
 
 
-class ScaleObserver(_Observer):
+class ScaleObserver(Observer):
     """Counts what each of several scale sets would saturate or push below the normal range."""
 
     def __init__(self, spec: CacheSpec, candidates: Sequence[ScaleSet]) -> None:
@@ -141,11 +157,20 @@ class ScaleObserver(_Observer):
         magnitude = values[0].abs()
         for scales, counts in zip(self._candidates, self._counts, strict=True):
             layer = scales.layers[layer_idx]
-            found = _range_counts(magnitude, layer.k if tensor == "k" else layer.v)
-            before = counts.get((layer_idx, tensor))
-            if before is not None:
-                found = np.concatenate([before[:3] + found[:3], np.maximum(before[3:], found[3:])])
-            counts[layer_idx, tensor] = found
+            _add(counts, (layer_idx, tensor), _range_counts(magnitude, layer.k if tensor == "k" else layer.v))
+
+    def join(self, later: Self) -> None:
+        for counts, others in zip(self._counts, later._counts, strict=True):
+            for key, found in others.items():
+                _add(counts, key, found)
+
+
+def _add(counts: dict[TensorKey, npt.NDArray[np.float64]], key: TensorKey, found: npt.NDArray[np.float64]) -> None:
+    """Into `counts`, [4, n] each: three that add up, and a largest."""
+    before = counts.get(key)
+    if before is not None:
+        found = np.concatenate([before[:3] + found[:3], np.maximum(before[3:], found[3:])])
+    counts[key] = found
 
 
 def _range_counts(magnitude: Tensor, scale: tuple[float, ...]) -> npt.NDArray[np.float64]:

@@ -16,9 +16,9 @@ from torch import Tensor
 from kvtriage.engines.base import Arm
 from kvtriage.kvcache.policy import Format, Fp8, Mantissa, Scaling
 
-__all__ = ["Pass", "SharedPasses", "ways_of_storing"]
+__all__ = ["MOST_BYTES", "Pass", "SharedPasses", "ways_of_storing"]
 
-_MOST_BYTES = 512 << 20
+MOST_BYTES = 512 << 20
 """Of layer outputs that are kept, a text's first pass aside; beyond it arms share less and compute more."""
 
 
@@ -38,7 +38,8 @@ class Pass:
 class SharedPasses:
     """The passes over one text at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
         self._token_ids: tuple[int, ...] = ()
         self._passes: list[Pass] = []
         self.held_bytes = 0
@@ -53,7 +54,7 @@ class SharedPasses:
             self._token_ids, self._passes, self.held_bytes = token_ids, [], 0
         held = {id(output) for known in self._passes for output in known.outputs}
         size = sum(_size_bytes(output) for output in new.outputs if id(output) not in held)
-        if not self._passes or self.held_bytes + size <= _MOST_BYTES:
+        if not self._passes or self.held_bytes + size <= self._most_bytes:
             self._passes.append(new)
             self.held_bytes += size
 

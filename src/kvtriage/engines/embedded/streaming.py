@@ -104,15 +104,6 @@ class StreamedModel:
         """Of the layers' tensors, at most this much lies mapped while it is widened."""
         return max(4 * p.numel() for layer in self._model.decoder_layers for p in layer.parameters())
 
-    @property
-    def widest(self) -> int:
-        """Columns of the largest product within a layer."""
-        return max(max(p.shape, default=0) for layer in self._model.decoder_layers for p in layer.parameters())
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self._model.decoder.get_input_embeddings().embedding_dim)
-
     def forward_hidden(self, token_ids: Tensor, attention: Attention, progress: Callable[[], object]) -> None:
         """Token ids [B, T] through all layers; `attention` sees one text at a time. `progress`: after each layer."""
         self._progress = progress

@@ -100,18 +100,18 @@ def test_probabilities_are_quantised_in_the_heads_asked_for() -> None:
 
 
 @pytest.fixture
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     """So many for one test."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    yield request.param
+    yield
     torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("threads", [1, 2], indirect=True)
-def test_onednn_is_given_no_rows_with_gaps_between_them(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    """As a model lays K and V out, [B, n, H, D]; oneDNN would go through them element by element. Several threads
-    would wait for each other at every product, and go to torch's own kernel."""
+@pytest.mark.usefixtures("threads")
+def test_onednn_is_given_no_rows_with_gaps_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a model lays K and V out, [B, n, H, D]; oneDNN would go through them element by element."""
     if product_library(torch.device("cpu")) != ONEDNN:
         pytest.skip("this build of torch has no oneDNN")
     seen: list[torch.Tensor] = []
@@ -124,5 +124,5 @@ def test_onednn_is_given_no_rows_with_gaps_between_them(monkeypatch: pytest.Monk
     query, key, value = (torch.randn(1, 150, heads, 8).transpose(1, 2) for heads in (6, 3, 3))
     for window in (None, 7):
         attend(AttentionCall(0, query, key, value, 0.3, None, None, window))
-    assert len(seen) == (2 * 2 * 2 * 3 if threads == 1 else 0)
+    assert len(seen) == 2 * 2 * 2 * 3
     assert all(weight.is_contiguous() or weight.T.is_contiguous() for weight in seen)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from kvtriage.engines.base import Arm, ScoreRequest, ScoreResponse
-from kvtriage.engines.embedded import sharing
 from kvtriage.engines.embedded.engine import EmbeddedEngine, open_engine
 from kvtriage.engines.embedded.log_probs import LogProbs
 from kvtriage.engines.embedded.sharing import Pass, SharedPasses, ways_of_storing
@@ -100,9 +99,8 @@ def test_what_is_kept_does_not_grow_with_the_items(engine: EmbeddedEngine) -> No
     assert held[0] == (4 * LAYERS + 4) * 40 * 48 * 4
 
 
-def test_beyond_the_limit_nothing_more_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "_MOST_BYTES", 100)
-    passes = SharedPasses()
+def test_beyond_the_limit_nothing_more_is_kept() -> None:
+    passes = SharedPasses(most_bytes=100)
     for way in ("one", "other"):
         passes.keep((1, 2), Pass((way,), [torch.zeros(20)]))
     assert passes.held_bytes == 80
@@ -110,9 +108,8 @@ def test_beyond_the_limit_nothing_more_is_kept(monkeypatch: pytest.MonkeyPatch) 
     assert passes.furthest((1, 2), ("other",))[1] == 0
 
 
-def test_the_first_pass_of_a_text_is_kept_whatever_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "_MOST_BYTES", 0)
-    passes = SharedPasses()
+def test_the_first_pass_of_a_text_is_kept_whatever_its_size() -> None:
+    passes = SharedPasses(most_bytes=0)
     for text in ((1,), (2,)):
         for way in ("one", "other"):
             passes.keep(text, Pass((way,), [torch.zeros(20)]))

@@ -166,6 +166,6 @@ def test_a_model_streams_where_it_does_not_fit(
     free: int | None, streams: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = saved(tmp_path)
-    monkeypatch.setattr(bounded, "_available_bytes", lambda: free)
+    monkeypatch.setattr(bounded, "available_bytes", lambda: free)
     assert (bound_for(folder, torch.device("cpu")) is not None) is streams
     assert bound_for(folder, torch.device("cuda")) is None
