@@ -2,7 +2,7 @@
 
     python bench/study.py [--model demo:gemma3-270m] [--tokens 1024] [--rounds 3] [--workers 2] [--json FILE]
 
-A round scores the text under BF16, FP8 at unit scale, FP8 in the full and FP8 in the sliding layers (in the upper
+A round scores the text under BF16, FP8 at scale 1, FP8 in the full and FP8 in the sliding layers (in the upper
 and the lower half of a model that has one kind), each against BF16, three times over: products by torch, products
 by oneDNN, and oneDNN with the layers that arms store alike computed once, which is what the engine does. The way that
 begins changes with the round. Ratios are of CPU seconds, to the first way of the same round: median and quartiles.

@@ -156,7 +156,7 @@ def embedded_case(study: tuple[Path, list[str]]) -> Path:
 def test_a_killed_server_is_started_again_and_a_killed_study_goes_on(study: tuple[Path, list[str]]) -> None:
     case, (first, second) = study
     assert "server fp8_unit: starting it again" in first
-    assert first.count("fp8_unit: 30 of 30 layers carry unit scales") == 2
+    assert first.count("fp8_unit: 30 of 30 layers carry scale 1") == 2
     assert "trials are already there, going on" in second
     assert "fp8_unit: 30 of 30" not in second
     found = trials(case)

@@ -143,8 +143,8 @@ def read_scales(folder: Path) -> ScaleSet:
 def _strategy(scaling: Scaling) -> str:
     if scaling not in _STRATEGIES:
         raise BadInput(
-            "unit scales are never written into a checkpoint",
-            hint="serve the original model with --kv-cache-dtype fp8: that is unit scaling",
+            "scale 1 is never written into a checkpoint",
+            hint="serve the original model with --kv-cache-dtype fp8: that is scale 1",
         )
     return _STRATEGIES[scaling]
 

@@ -101,9 +101,7 @@ def render_choice(choice: RepairChoice | None, num_layers: int) -> str:
         case RepairChoice(scaling="native"):
             return "BF16 in every layer"
         case RepairChoice(scaling=scaling, skip_layers=skip):
-            scales = {"unit": "without calibration", "per_tensor": "with per-tensor scales"}.get(
-                scaling, "with per-head scales"
-            )
+            scales = {"unit": "at scale 1", "per_tensor": "with per-tensor scales"}.get(scaling, "with per-head scales")
             if not skip:
                 return f"FP8 {scales}, all {num_layers} layers"
             named = ", ".join(map(str, skip))

@@ -1,7 +1,7 @@
 """An engine without a model: instant, seeded, and true to the contract.
 
 Damage is a property of each layer, given at construction: `mantissa` is what any FP8 format
-costs there, `range_` what comes on top at unit scale, `spread` what comes on top until every
+costs there, `range_` what comes on top at scale 1, `spread` what comes on top until every
 head has a scale of its own. `together` is what a group of layers costs on top while none of them is native; a
 negative cost is damage that they share. KL divergences add up, with a small scatter by item.
 """

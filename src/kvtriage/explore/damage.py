@@ -127,7 +127,7 @@ def _probe_notes(
     if texts == 1:
         yield "probed on one text: there is no interval"
     if estimated := len(estimated_layers(sensitivities, fmt).intersection(stored)):
-        yield f"of {len(stored)} layers {estimated} only estimated, and not measured"
+        yield f"estimated by the screen, measured by no probe: {estimated} of these {len(stored)} layers"
     together = next(
         (row for row in sensitivities.type_probes if row.format == fmt and row.layers == tuple(stored)), None
     )

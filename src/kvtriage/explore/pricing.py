@@ -69,8 +69,8 @@ class Said:
 class Answer:
     """Bytes are those of one request on one GPU; None where the cache is not modelled or the engine refuses.
 
-    `ratio` is BF16's held bytes over the policy's. `causes` begin with K and V, name the three that weigh most, and
-    end with what the engine reports: they add up.
+    `ratio` is BF16's retained bytes over the policy's; None where the engine refuses. `causes` begin with K and V, name
+    the three that weigh most, and end with what the engine reports: they add up.
     """
 
     skip_layers: tuple[int, ...]
@@ -116,7 +116,8 @@ def answer(subject: Subject, choice: Choice) -> Answer:
         way_out = _way_out(refusal, subject, choice)
         said.insert(0, Said(Severity.REFUSED, f"vLLM would not start: {refusal.detail}", way_out))
     capacity = None if explained is None or not isinstance(explained.outcome, Capacity) else explained.outcome
-    ratio = price_policy(spec, policy, (choice.context_len,)).ratio_vs_bf16
+    refused = isinstance(mine, Refusal)
+    ratio = None if refused else price_policy(spec, policy, (choice.context_len,)).ratio_vs_bf16
     load, fits = _load(choice, explained, capacity)
     return Answer(
         skip_layers=choice.skip_layers,
@@ -129,7 +130,7 @@ def answer(subject: Subject, choice: Choice) -> Answer:
         reported_tokens=None if capacity is None else capacity.reported_tokens,
         max_concurrency=None if capacity is None else capacity.max_concurrency,
         ratio=ratio,
-        ratio_text=f"{ratio:.3f}x",
+        ratio_text=NONE if ratio is None else f"{ratio:.3f}x",
         load=load,
         fits=fits,
         causes=() if explained is None else _causes(explained),

@@ -23,7 +23,7 @@ __all__ = ["CachePolicy", "Format", "Fp8", "Mantissa", "Native", "Scaling"]
 class Scaling(enum.StrEnum):
     """Where the scale of an FP8 layer comes from.
 
-    UNIT        the number 1 for every tensor, nothing calibrated
+    UNIT        scale 1 for every tensor, nothing calibrated
     PER_TENSOR  one scale for K and one for V of the layer:      [1]
     PER_HEAD    one scale for each KV head of K and of V:        [Hkv]
     """

@@ -35,11 +35,11 @@ compressed: bytes that a layer holds beside K and V, and that stay as they are. 
 alike, so a model with many of them gains less than 2, and a state the less the shorter the context.
 
 **Scales.** Static scales are float32, four bytes each. A layer with H query heads and Hkv KV heads
-holds one for every head of Q, K and V, or three scalars when they are per tensor. Unit scaling
+holds one for every head of Q, K and V, or three scalars when they are per tensor. Scale 1
 saves nothing here: the engine holds its three scalars too, they are merely all 1.
 
     per head                 4·(H + 2·Hkv)
-    per tensor, and unit     12
+    per tensor, and scale 1  12
     difference               4·(H + 2·Hkv − 3)
 
 With 64 and 8 heads that is 320 bytes against 12 a layer. A skipped layer's scales are counted with the

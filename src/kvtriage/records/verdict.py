@@ -55,7 +55,7 @@ class Verdict(Record, frozen=True):
     status: str
     """'decided' or 'cannot_tell'."""
     repair: str
-    """'none', 'scales', 'skip' or 'both': what uncalibrated FP8 needs."""
+    """'none', 'scales', 'skip' or 'both': what FP8 at scale 1 needs."""
     arm: str | None
     reasons: tuple[Reason, ...]
     vllm_args: tuple[str, ...]

@@ -45,7 +45,7 @@ def describe_choice(choice: RepairChoice | None, num_layers: int) -> str:
     """'FP8 with per-head scales, layers 0–4 in BF16'."""
     if choice is None:
         return "No choice yet"
-    words = {"native": "BF16 cache", "unit": "FP8 at unit scale", "per_tensor": "FP8 with per-tensor scales"}
+    words = {"native": "BF16 cache", "unit": "FP8 at scale 1", "per_tensor": "FP8 with per-tensor scales"}
     name = words.get(choice.scaling, "FP8 with per-head scales")
     if choice.scaling == "native":
         return name

@@ -98,7 +98,7 @@ def _designs(plan: Plan, spec: CacheSpec, sensitivities: Sensitivities, info: En
 
 
 _WORDS = {
-    Scaling.UNIT: "uncalibrated",
+    Scaling.UNIT: "scale 1",
     Scaling.PER_TENSOR: "calibrated per tensor",
     Scaling.PER_HEAD: "calibrated per head",
 }

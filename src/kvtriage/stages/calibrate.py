@@ -151,7 +151,7 @@ def _warnings(plan: Plan, stats: KVStats, held_out: HeldOut) -> Iterator[str]:
         if tensor != "q" and seen.amax.max() > MAX
     ]
     if beyond:
-        yield f"beyond E4M3's {MAX:.0f} at unit scale: {', '.join(beyond)}"
+        yield f"beyond E4M3's {MAX:.0f} at scale 1: {', '.join(beyond)}"
 
 
 def _grows(amax_by_position: np.ndarray) -> bool:

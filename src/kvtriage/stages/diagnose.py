@@ -1,7 +1,7 @@
 """diagnose: where FP8 hurts when it acts alone, and whether a scale could help there.
 
 Every probe stores some layers (or one head) in FP8 and all else natively. Beside each FP8 probe
-at unit scale stand the finest scales that the server can apply, and the scale-free bound, E4M3's
+at scale 1 stand the finest scales that the server can apply, and the scale-free bound, E4M3's
 mantissa with an unlimited exponent. The suspects are layers that do too much damage under the
 best of these: no scale repairs them there.
 """

@@ -53,7 +53,7 @@ def headline(found: Findings) -> str:
     skipped = name_layers(found.leaning.arm.skip_layers, found.plan.layers)
     match found.repair:
         case "none":
-            return "FP8 needs no repair: serve it uncalibrated, every layer quantised."
+            return "FP8 needs no repair: serve it at scale 1, every layer quantised."
         case "scales":
             why = "range is the problem, and " if _range_is_wrong(found.rung("unit")) else ""
             return f"FP8 needs {SCALES[scaling]}: {why}no layer has to stay in BF16."
@@ -97,7 +97,7 @@ def _what_is_wrong(found: Findings) -> str:
     so_far = "" if found.outcome.decided or found.excluded else "So far: "
     if found.repair == "none":
         where = _beside_best(found, unit, best)
-        return f"{so_far}Neither range nor mantissa is shown to be wrong: uncalibrated FP8 drifts {drift}{where}."
+        return f"{so_far}Neither range nor mantissa is shown to be wrong: FP8 at scale 1 drifts {drift}{where}."
     parts = [_mantissa(found, best)] if found.repair in ("skip", "both") or found.mantissa_status == UNMET else []
     spread = heads_off_range(found.scales, "per_tensor") if found.remedy.scaling == "per_head" else ()
     if _range_is_wrong(unit):
@@ -110,10 +110,10 @@ def _what_is_wrong(found: Findings) -> str:
     if not any(parts):
         unmet = first_unmet(unit)
         if unmet is None:
-            parts.append("Whether uncalibrated FP8 keeps the margins is open")
+            parts.append("Whether FP8 at scale 1 keeps the margins is open")
         else:
             which = f"{name_clause(unmet.clause, unmet.cell)}: {unmet.text}"
-            parts.append(f"Uncalibrated FP8 does not keep the margins ({which})")
+            parts.append(f"FP8 at scale 1 does not keep the margins ({which})")
     return so_far + ". ".join(filter(None, parts)) + "."
 
 
@@ -138,7 +138,7 @@ def _best(found: Findings) -> str:
 
 
 def _beside_best(found: Findings, unit: Rung | None, best: str) -> str:
-    """How far uncalibrated FP8 lies from `best`, in words that fit either side of it; '' when nothing else was run."""
+    """How far FP8 at scale 1 lies from `best`, in words that fit either side of it; '' when nothing else was run."""
     reached = found.best_scaled
     if reached is None:
         return ""
@@ -189,7 +189,7 @@ def _name_heads(off: tuple[OffRange, ...]) -> str:
 def _range_of_skip(found: Findings) -> str:
     rung = found.rung("unit", found.remedy.arm.skip_layers)
     reason = None if rung is None else next((r for r in rung.reasons if r.clause == "range"), None)
-    return "" if reason is None else f": uncalibrated, {reason.text}"
+    return "" if reason is None else f": at scale 1, {reason.text}"
 
 
 # --- what each axis changed -------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The choice: cheapest rung first, and no rung is stepped over while it may still hold.
 
 A rung is one candidate arm with its clauses. They stand in the order of the bytes they
-retain, then of the machinery they need: unit scales, per-tensor scales, per-head scales.
+retain, then of the machinery they need: scale 1, per-tensor scales, per-head scales.
 BF16 is below them all and always holds.
 
     sound       every quality clause met, and range not shown to be wrong
@@ -156,7 +156,7 @@ def not_measured(rungs: Sequence[Rung]) -> tuple[str, ...]:
 
 
 def repair_of(scaling: str, skips: bool) -> str:
-    """What uncalibrated FP8 needs, told by the arm that holds."""
+    """What FP8 at scale 1 needs, told by the arm that holds."""
     match scaling, skips:
         case ("native", _) | ("unit", True):
             return "skip"

@@ -31,7 +31,7 @@ class Probe:
 
 
 def design_probes(spec: CacheSpec, finest: Scaling) -> list[Probe]:
-    """FP8 at unit scale, at the `finest` scales the server takes, and the bound; heads at unit scale."""
+    """FP8 at scale 1, at the `finest` scales the server takes, and the bound; heads at scale 1."""
     formats = (UNIT, f"fp8:{finest}", MANTISSA)
     everything = tuple(range(spec.num_layers))
     types = [everything]

@@ -182,9 +182,9 @@ def test_what_does_not_read_back_is_not_kept(
     assert not (tmp_path / "overlay").exists()
 
 
-def test_unit_scales_are_never_written(make_folder: FolderMaker, tmp_path: Path) -> None:
+def test_scale_1_is_never_written(make_folder: FolderMaker, tmp_path: Path) -> None:
     unit = ScaleSet(Scaling.UNIT, PER_TENSOR.layers)
-    with pytest.raises(BadInput, match="unit scales"):
+    with pytest.raises(BadInput, match="scale 1"):
         write_overlay(load(make_folder()), unit, tmp_path / "overlay")
     assert not (tmp_path / "overlay").exists()
 

@@ -42,7 +42,7 @@ def test_another_rule_is_a_question_and_no_record(write: Write, capsys: pytest.C
     folder = write(UNDERFLOW)
     assert main(["decide", str(folder), "--rule", "fanout"]) == 0
     told = capsys.readouterr()
-    assert "choice   FP8 without calibration, all 6 layers" in told.out
+    assert "choice   FP8 at scale 1, all 6 layers" in told.out
     assert "read by the rule fanout; nothing is written" in told.err
     assert not (folder / "verdict.json").exists()
     assert main(["decide", str(folder), "--json"]) == 0

@@ -79,7 +79,7 @@ def test_what_was_only_estimated_is_told() -> None:
         found = expect_damage(screened, policy_of(screened, skip, Scaling.UNIT), Scaling.UNIT)
         assert found is not None
         notes[skip] = " ".join(found.notes)
-    assert "of 3 layers 2 only estimated, and not measured" in notes[()]
+    assert "estimated by the screen, measured by no probe: 2 of these 3 layers" in notes[()]
     assert "estimated" not in notes[1, 2]
 
 

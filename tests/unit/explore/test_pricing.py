@@ -79,11 +79,13 @@ def test_a_refusal_is_said_and_the_rest_stays() -> None:
     assert starved.said[0].severity == "refused"
     assert starved.said[0].sentence.startswith("vLLM would not start")
     assert starved.held_bytes is not None
+    assert starved.ratio == 2
     assert starved.reported_tokens is None
     assert not starved.fits
     odd = answer(GPT_OSS, ask(GPT_OSS, tp="3"))
     assert odd.said[0].severity == "refused"
     assert [column.tokens for column in odd.columns] == ["refused"] * 3
+    assert (odd.held_bytes, odd.ratio, odd.ratio_text) == (None, None, odd.columns[-1].held)
 
 
 def test_pages_are_the_backends() -> None:

@@ -96,7 +96,7 @@ def gemma_like() -> Case:
             vllm_args=("/models/gemma3-270m", "--kv-cache-dtype", "fp8"),
             headline="Serve demo:gemma3-270m with an FP8 cache as it is: no repair is needed.",
             sentences=(
-                "Uncalibrated FP8 drifts by 0.0229 nats per token from BF16, within the margin of 0.05.",
+                "FP8 at scale 1 drifts by 0.0229 nats per token from BF16, within the margin of 0.05.",
                 "What it loses is mantissa and not range: the scale-free bound loses 0.0198 by itself, so calibrated "
                 "scales have almost nothing to win back.",
                 "Keeping the 15 sliding layers in BF16 would cut the drift to 0.0034, and would give up most of the "
@@ -131,8 +131,8 @@ def smollm_like() -> Case:
             vllm_args=("case/checkpoint", "--kv-cache-dtype", "fp8"),
             headline="Per-head scales repair the FP8 cache of smollm2-135m-planted.",
             sentences=(
-                "Uncalibrated FP8 drifts by 0.0786 nats per token from BF16, beyond the margin of 0.05.",
-                "The damage is range: V of layer 11, head 1 falls below E4M3's normal range at unit scale. With "
+                "FP8 at scale 1 drifts by 0.0786 nats per token from BF16, beyond the margin of 0.05.",
+                "The damage is range: V of layer 11, head 1 falls below E4M3's normal range at scale 1. With "
                 "per-head scales the drift is 0.0109, next to the scale-free bound of 0.0104.",
                 "Per-tensor scales are not enough: heads of that layer differ by more than E4M3 spans.",
             ),
@@ -219,11 +219,11 @@ _CAVEATS = (
 _LABELS = {
     "bf16": "BF16",
     "bf16_repeat": "BF16, repeated in chunks",
-    "fp8_unit": "FP8, uncalibrated",
+    "fp8_unit": "FP8, scale 1",
     "fp8_per_tensor": "FP8, calibrated per tensor",
     "fp8_per_head": "FP8, calibrated per head",
     "fp8_per_head_skip": "FP8 per head, suspects in BF16",
-    "fp8_unit_skip": "FP8 uncalibrated, suspects in BF16",
+    "fp8_unit_skip": "FP8, scale 1, suspects in BF16",
     "bound": "3-bit mantissa, any exponent",
     "fp8_sliding_only": "FP8 in the sliding layers",
     "fp8_full_only": "FP8 in the full layers",

@@ -24,7 +24,7 @@ def with_verdict(case: Case, **fields: Any) -> Case:
 def test_a_decided_case() -> None:
     said = told(gemma_like())
     assert tuple(said) == LEADS
-    assert said["Do"] == "Serve FP8 at unit scale, all 18 layers, with the command below."
+    assert said["Do"] == "Serve FP8 at scale 1, all 18 layers, with the command below."
     assert said["Why"] == gemma_like().verdict.sentences[0]
     assert said["Gives up"] == (
         "For 2.00× the tokens of BF16 at 1,024 of context, KL 0.0239 nats per token (0.0208 to 0.0270); 6.9 % of the "
@@ -54,7 +54,7 @@ def test_a_skip_gives_up_capacity_too() -> None:
     skip = next(arm.skip_layers for arm in case.evidence.arms if arm.name == "fp8_unit_skip")
     choice = RepairChoice(scaling="unit", skip_layers=skip)
     said = told(with_verdict(case, choice=choice, arm="fp8_unit_skip", repair="skip"))
-    assert said["Do"].startswith("Serve FP8 at unit scale, layers 0–4, 6–10, 12–16 in BF16")
+    assert said["Do"].startswith("Serve FP8 at scale 1, layers 0–4, 6–10, 12–16 in BF16")
     assert said["Gives up"].startswith("For 1.17× the tokens of BF16")
     assert said["Gives up"].endswith("; FP8 in every layer would hold 2.00×.")
 
@@ -81,9 +81,7 @@ def test_bf16_gives_up_capacity_and_says_what_kept_fp8_out() -> None:
 def test_an_open_case_says_what_would_settle_it() -> None:
     said = told(undecided())
     assert said["Do"] == "Run it again with --items 41."
-    assert (
-        said["How sure"] == "Not yet: 6 of 9 clauses of FP8 unit scale can't be told at 95 %, with 2 items in a cell."
-    )
+    assert said["How sure"] == "Not yet: 6 of 9 clauses of FP8 scale 1 can't be told at 95 %, with 2 items in a cell."
     assert said["What would change it"].startswith("41 items in each cell would settle it")
     assert told(with_verdict(undecided(), items_needed=None))["What would change it"].startswith("Another margin")
 

@@ -20,7 +20,7 @@ from kvtriage.report.charts.lines import Guide, PlaneSpec, Series, draw_plane
 from kvtriage.report.charts.svg import node, text, to_markup
 from kvtriage.report.numbers import axis_number, rounded
 
-STYLE = ArmStyle("arm-unit", "square", "FP8 unit scale")
+STYLE = ArmStyle("arm-unit", "square", "FP8 scale 1")
 values = st.floats(min_value=-1e3, max_value=1e3, allow_nan=False)
 
 

@@ -148,7 +148,7 @@ def test_a_layer_says_which_of_its_numbers_are_estimates() -> None:
     figure = drawn("layers", screened)
     assert {row[3] for row in figure.table.rows} == {"scale-free bound"}
     markup = to_markup(figure.panels[0].narrow)
-    assert "layer 11: FP8, unit scale 0.0635" in markup
+    assert "layer 11: FP8, scale 1 0.0635" in markup
     assert "scale-free bound ~" in markup
     assert figure.facts["estimated_layers"] == 0
     assert figure.answer.endswith("KL 0.0635 by itself, where the best scales reach ~0.000718.")
@@ -166,12 +166,12 @@ def test_what_the_verdict_shows_to_be_no_fault_is_not_called_lost() -> None:
 
 def test_repairable_is_what_lies_beyond_the_bound() -> None:
     figure = drawn("repairable", gemma_like())
-    assert figure.answer.startswith("At most 10.0 % of it: all 18 layers at unit scale cost KL 0.02")
+    assert figure.answer.startswith("At most 10.0 % of it: all 18 layers at scale 1 cost KL 0.02")
     assert [row[0] for row in figure.table.rows][::3] == ["all 18 layers", "3 full layers", "15 sliding layers"]
     case = smollm_like()
     bound = tuple(row for row in case.sensitivities.type_probes if row.format == "mantissa")
     alone = replace(case, sensitivities=msgspec.structs.replace(case.sensitivities, type_probes=bound))
-    assert drawn("repairable", alone).answer == "Unit scale was not probed beside other scales or the scale-free bound."
+    assert drawn("repairable", alone).answer == "Scale 1 was not probed beside other scales or the scale-free bound."
 
 
 def test_repairable_is_what_calibrated_scales_won_back_where_they_beat_the_bound() -> None:
@@ -184,7 +184,7 @@ def test_repairable_is_what_calibrated_scales_won_back_where_they_beat_the_bound
     )
     better = replace(case, sensitivities=msgspec.structs.replace(case.sensitivities, type_probes=rows))
     answer = drawn("repairable", better).answer
-    assert answer.startswith("At most 40.0 % of it: all 18 layers at unit scale cost KL 0.02")
+    assert answer.startswith("At most 40.0 % of it: all 18 layers at scale 1 cost KL 0.02")
     assert ", FP8 per-head 0.012" in answer
 
 
@@ -195,11 +195,10 @@ def test_what_no_probe_measured_is_not_called_repairable() -> None:
     screened = replace(case, sensitivities=msgspec.structs.replace(case.sensitivities, type_probes=rows))
     figure = drawn("repairable", screened)
     assert figure.answer == (
-        "Not known: no probe measured both unit scale and what other scales reach. "
-        "The next figure has what is predicted."
+        "Not known: no probe measured both scale 1 and what other scales reach. The next figure has what is predicted."
     )
     assert figure.facts["repairable_share"] is None
-    assert {(row[1], row[2]) for row in figure.table.rows} >= {("FP8 unit scale", ""), ("Scale-free bound", "yes")}
+    assert {(row[1], row[2]) for row in figure.table.rows} >= {("FP8 scale 1", ""), ("Scale-free bound", "yes")}
     assert "~0." in to_markup(figure.panels[0].narrow)
     assert "~" not in to_markup(drawn("repairable", case).panels[0].narrow)
 
@@ -221,7 +220,7 @@ def test_prices_are_written_so_that_their_ratios_can_be_checked() -> None:
             assert float(number.replace(",", "")) == math.floor(count / size * 100 + 0.5) / 100
     amounts = {arm.short: [amount for amount, _, _ in arm.prices] for arm in arm_rows(view_of(case))}
     assert amounts["BF16"][0] == "4.5 MiB"
-    assert amounts["FP8 unit scale"][0] == "2.25 MiB"
+    assert amounts["FP8 scale 1"][0] == "2.25 MiB"
     assert amounts["FP8 per-head + skip"][0] == "4.13 MiB"
 
 
@@ -441,9 +440,9 @@ def test_what_bf16_wrote_is_read_span_by_span_and_agreement_arm_by_arm() -> None
     agreed = "Written as BF16 writes"
     assert titles[-3:] == [first, second, agreed]
     cells = {(row[0], row[1], row[2]): row[3] for row in figure.table.cells}
-    assert cells[first, 256, "FP8 unit scale"] == pytest.approx(0.01)
-    assert cells[second, "all", "FP8 unit scale"] == pytest.approx(0.03)
-    assert (cells[agreed, 256, "BF16 repeated"], cells[agreed, 256, "FP8 unit scale"]) == (1.0, 0.75)
+    assert cells[first, 256, "FP8 scale 1"] == pytest.approx(0.01)
+    assert cells[second, "all", "FP8 scale 1"] == pytest.approx(0.03)
+    assert (cells[agreed, 256, "BF16 repeated"], cells[agreed, 256, "FP8 scale 1"]) == (1.0, 0.75)
     assert figure.facts[f"{first}, margin"] == 0.05
     assert not any(agreed in name for name in figure.facts)
     assert all(row[6] is None for row in figure.table.cells if row[0] == agreed)
@@ -519,7 +518,7 @@ def test_breakeven_has_a_line_for_each_arm_with_its_interval() -> None:
     figure = drawn("breakeven", smollm_like())
     assert figure.answer.startswith("On this machine FP8 per-head is faster beyond 7")
     assert [row[0] for row in figure.table.rows] == [
-        "FP8 unit scale", "FP8 per-tensor", "FP8 per-head", "FP8 per-head + skip", "FP8 unit + skip",
+        "FP8 scale 1", "FP8 per-tensor", "FP8 per-head", "FP8 per-head + skip", "FP8 scale 1 + skip",
     ]  # fmt: skip
     for row in figure.table.cells:
         value, low, high = (float(cell) for cell in row[2:] if isinstance(cell, float))

@@ -93,7 +93,7 @@ def test_every_arm_that_serves_is_as_predicted() -> None:
     case = with_pools()
     found = came_out(case)
     assert set(found.values()) == {"as predicted"}
-    assert list(found) == ["BF16", "FP8 unit scale", "FP8 per-tensor", "FP8 per-head + skip", "FP8 unit + skip"]
+    assert list(found) == ["BF16", "FP8 scale 1", "FP8 per-tensor", "FP8 per-head + skip", "FP8 scale 1 + skip"]
     page = render(case)
     assert "The pools reserved" in page
     assert "agrees for 5 of 5" in page
@@ -104,8 +104,8 @@ def test_tokens_are_held_against_those_of_bf16() -> None:
     assert found is not None
     rows = {row[0]: row for row in found[1].rows}
     assert rows["BF16"][-1] == "1.00×"
-    assert rows["FP8 unit scale"][-3] == rows["FP8 unit scale"][-2]
-    assert float(rows["FP8 unit scale"][-1].rstrip("×")) == pytest.approx(2.0, abs=0.01)
+    assert rows["FP8 scale 1"][-3] == rows["FP8 scale 1"][-2]
+    assert float(rows["FP8 scale 1"][-1].rstrip("×")) == pytest.approx(2.0, abs=0.01)
 
 
 def test_a_pool_of_other_blocks_is_told() -> None:
@@ -117,7 +117,7 @@ def test_what_is_not_modelled_is_said() -> None:
     found = came_out(with_pools(native="float32"))
     assert found["BF16"] == "not predicted: pages of a float32 cache are not modelled"
     assert found["FP8 per-head + skip"] == found["BF16"]
-    assert found["FP8 unit scale"] == "as predicted"
+    assert found["FP8 scale 1"] == "as predicted"
 
 
 def test_attached_servers_leave_flags_open() -> None:

@@ -62,7 +62,7 @@ def test_a_range_that_still_grows_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     warnings = case.calibrate().warnings
     assert any("still grows with position in K of layer 3" in text for text in warnings)
     assert any(text.endswith("given the scale of its tensor: V head 0 of layer 1") for text in warnings)
-    assert any("beyond E4M3's 448 at unit scale: K of layer 3 (900)" in text for text in warnings)
+    assert any("beyond E4M3's 448 at scale 1: K of layer 3 (900)" in text for text in warnings)
 
 
 @pytest.mark.parametrize(("tokens", "edges"), [

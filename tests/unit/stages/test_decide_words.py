@@ -38,7 +38,7 @@ def said(verdict: Verdict) -> str:
 
 
 def test_headlines() -> None:
-    assert Case().decide().headline == "FP8 needs no repair: serve it uncalibrated, every layer quantised."
+    assert Case().decide().headline == "FP8 needs no repair: serve it at scale 1, every layer quantised."
     assert UNDERFLOW.decide().headline.startswith("FP8 needs calibrated per-tensor scales: range is the problem")
     assert SPREAD_HEADS.decide().headline.startswith("FP8 needs calibrated per-head scales: range is the problem")
     assert OFFSET.decide().headline == "FP8 needs layer 3 in BF16; no scale wins back what is lost there."
@@ -51,7 +51,7 @@ def test_range_is_not_blamed_when_it_is_not_shown() -> None:
     verdict = replace(Case(), top1={"fp8_unit": 0.2}).decide()
     assert verdict.arm == "fp8_per_tensor"
     assert "range" not in verdict.headline
-    assert "Uncalibrated FP8 does not keep the margins (top-1 at 256 tokens: most likely token changed 20.0 %" in said(
+    assert "FP8 at scale 1 does not keep the margins (top-1 at 256 tokens: most likely token changed 20.0 %" in said(
         verdict
     )
 

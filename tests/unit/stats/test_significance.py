@@ -15,7 +15,7 @@ from kvtriage.stats.significance import chance_of_more, chance_of_other, holm, m
 
 NLL_BF16 = (1.504543, 2.092813, 2.198052, 2.123857, 2.801544, 2.965578, 1.998227, 1.097425)
 NLL_FP8 = (1.536566, 2.125281, 2.186156, 2.142594, 2.799824, 2.976328, 1.992094, 1.088194)
-"""Gemma 3 270M, storage numerics: nats per token of the same eight texts, BF16 and uncalibrated FP8."""
+"""Gemma 3 270M, storage numerics: nats per token of the same eight texts, BF16 and FP8 at scale 1."""
 
 LOST, WON = 150, 86
 """Approval of a prime minister in two surveys of the same 1,600 voters (Agresti, Categorical Data Analysis, 10.1):

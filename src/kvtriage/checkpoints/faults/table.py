@@ -48,14 +48,14 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
             ),
             Fault(
                 "v_underflow",
-                "V too small for unit scale",
+                "V too small for scale 1",
                 "scales",
                 "V × 2^-s, undone in o_proj: at scale 1 it falls below E4M3's smallest number.",
                 Strength(12, 1, 60, "octaves"),
             ),
             Fault(
                 "k_overflow",
-                "K too large for unit scale",
+                "K too large for scale 1",
                 "scales",
                 "K × 2^s, undone in its queries: at scale 1 it saturates at 448.",
                 Strength(10, 1, 60, "octaves"),

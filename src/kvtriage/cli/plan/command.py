@@ -44,7 +44,8 @@ TOLD = "the answer says why"
 @click.option(
     "--scaling",
     type=click.Choice([*(scaling.value for scaling in Scaling), NATIVE]),
-    help="How FP8 is scaled; native is all BF16.  [default: per_head, per_tensor where the GPU cannot do that]",
+    help="How FP8 is scaled; unit is scale 1, native is all BF16.  "
+    "[default: per_head, per_tensor where the GPU cannot do that]",
 )
 @click.option(
     "--kv-cache-dtype",

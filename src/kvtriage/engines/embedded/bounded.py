@@ -43,24 +43,12 @@ class BoundedEngine(Observing):
     """See engines.base.Engine. Only `observe` and `check_scales` are answered."""
 
     def __init__(self, model: StreamedModel, tokenizer: Tokenizer, native: str, threads: int, bound_bytes: int) -> None:
+        super().__init__(model.model.spec, tokenizer)
         self._before_bytes = _most_resident_bytes()
         self._model = model
-        self._tokenizer = tokenizer
         self._native = native
         self._threads = threads
         self._bound_bytes = bound_bytes
-
-    @property
-    def spec(self) -> CacheSpec:
-        return self._model.model.spec
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._tokenizer
-
-    @property
-    def one_arm_at_a_time(self) -> bool:
-        return False
 
     def info(self) -> EngineInfo:
         return EngineInfo(

@@ -67,26 +67,14 @@ class EmbeddedEngine(Observing):
         shared_bytes: int = MOST_BYTES,
     ) -> None:
         """`shared_bytes`: the most that is kept for arms to share, a text's first pass aside."""
+        super().__init__(model.spec, tokenizer)
         self._model = model
-        self._tokenizer = tokenizer
         self._native = native
         self._numerics = numerics
         self._threads = threads
         self._decode = decode
         self._shared_bytes = shared_bytes
         self._passes = SharedPasses(shared_bytes)
-
-    @property
-    def spec(self) -> CacheSpec:
-        return self._model.spec
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._tokenizer
-
-    @property
-    def one_arm_at_a_time(self) -> bool:
-        return False
 
     def info(self) -> EngineInfo:
         return EngineInfo(

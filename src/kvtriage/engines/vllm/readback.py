@@ -138,7 +138,7 @@ def say_readback(arm: Arm, applied: Applied) -> str:
         return f"{arm.name}: {native} of {total} layers are {words} as planned"
     if not any(applied.k_scales):
         return f"{arm.name}: {stored} of {total} layers are in FP8{planned}; their scales could not be read back"
-    whose = "unit scales" if arm.policy.scaling is Scaling.UNIT else "the scales of the file"
+    whose = "scale 1" if arm.policy.scaling is Scaling.UNIT else "the scales of the file"
     return f"{arm.name}: {stored} of {total} layers carry {whose}{planned}"
 
 

@@ -178,7 +178,7 @@ def probe_of(arm: Arm) -> Probe:
 
 
 def make_recipe(arm: Arm, spec: CacheSpec, model: str, options: ServerOptions) -> Recipe:
-    """`model` is the folder: the base for BF16 and unit scales, an overlay with scales for the others.
+    """`model` is the folder: the base for BF16 and scale 1, an overlay with scales for the others.
 
     Flags that an arm's policy decides come from kvcache.server_args alone.
     """

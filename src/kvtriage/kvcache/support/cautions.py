@@ -177,7 +177,7 @@ CAUTIONS: tuple[Caution, ...] = (
         lambda on: on.uses("CUTLASS_MLA") and on.has_static_scales,
         "CUTLASS_MLA raises at the first request unless scales of Q and K are 1",
         "v1/attention/backends/mla/cutlass_mla.py:258-262",
-        "leave --attention-backend out, or serve unit scales",
+        "leave --attention-backend out, or serve at scale 1",
     ),
     Caution(
         Severity.SAID,
@@ -206,7 +206,7 @@ CAUTIONS: tuple[Caution, ...] = (
         _shares_scaled_cache,
         "layers that read another's cache keep scale 1, whatever scale the cache was written with",
         "model_executor/layers/attention/attention.py:133-153, vllm#55559",
-        "use unit scales, or skip the layers whose cache is shared",
+        "serve at scale 1, or skip the layers whose cache is shared",
     ),
     Caution(
         Severity.WARNED,

@@ -92,12 +92,12 @@ def _share(worst: dict[_Cell, tuple[float, float]], scaling: str, tensor: str, l
 def _answer(worst: dict[_Cell, tuple[float, float]], scalings: list[str]) -> str:
     calibrated = [scaling for scaling in scalings if scaling != "unit"]
     if not calibrated:
-        return "Only unit scales were checked."
+        return "Only scale 1 was checked."
     cells = {key: shares for key, shares in worst.items() if key[0] in calibrated}
     key = max(cells, key=lambda cell: cells[cell][0])
     saturated = cells[key][0]
     unit = max((shares[0] for cell, shares in worst.items() if cell[0] == "unit"), default=None)
-    tail = "" if unit is None else f" At unit scale the largest share is {percent(unit)}."
+    tail = "" if unit is None else f" At scale 1 the largest share is {percent(unit)}."
     if saturated == 0:
         return f"Yes: under calibrated scales nothing saturates in the held-out text.{tail}"
     return (

@@ -18,7 +18,7 @@ _QUESTION = "Where does FP8 hurt, and is it range or mantissa?"
 _BOUND = "mantissa"
 _UNREPAIRED = ("fp8:unit", "fp8:per_tensor", "fp8:per_head")
 _NAMES = {
-    "fp8:unit": "FP8, unit scale",
+    "fp8:unit": "FP8, scale 1",
     "fp8:per_tensor": "FP8, per-tensor scales",
     "fp8:per_head": "FP8, per-head scales",
     "mantissa": "scale-free bound",

@@ -1,4 +1,4 @@
-"""All layers of a kind in FP8 at once: unit scale, per-head scales, and the scale-free bound."""
+"""All layers of a kind in FP8 at once: scale 1, per-head scales, and the scale-free bound."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["draw_repairable"]
 
 _QUESTION = "How much of the damage could scales repair?"
 _STYLES = {
-    "fp8:unit": ArmStyle("arm-unit", "square", "FP8 unit scale"),
+    "fp8:unit": ArmStyle("arm-unit", "square", "FP8 scale 1"),
     "fp8:per_tensor": ArmStyle("arm-tensor", "diamond", "FP8 per-tensor"),
     "fp8:per_head": ArmStyle("arm-head", "triangle", "FP8 per-head"),
     "mantissa": ArmStyle("arm-bound", "ring", "Scale-free bound"),
@@ -94,7 +94,7 @@ def _table_row(view: CaseView, probe: ProbeRow) -> tuple[Cell, ...]:
 
 
 def _repairable(groups: dict[tuple[int, ...], dict[str, float]]) -> float | None:
-    """Share of unit scale's damage in the largest group that the best of the others does not have."""
+    """Share of scale 1's damage in the largest group that the best of the others does not have."""
     found = groups[max(groups, key=len)]
     unit, reached = found.get("fp8:unit"), [found[word] for word in _BEST if word in found]
     return (unit - min(reached)) / unit if unit and reached else None
@@ -111,15 +111,15 @@ def _answer(
         return _unmeasured(view, groups[layers])
     best = min(reached, key=lambda word: reached[word])
     if unit <= reached[best]:
-        return f"Nothing: at unit scale {_name(view, layers)} lose no more than {_BEST[best]} does."
+        return f"Nothing: at scale 1 {_name(view, layers)} lose no more than {_BEST[best]} does."
     return (
-        f"At most {percent((unit - reached[best]) / unit)} of it: {_name(view, layers)} at unit scale cost KL "
+        f"At most {percent((unit - reached[best]) / unit)} of it: {_name(view, layers)} at scale 1 cost KL "
         f"{rounded(unit)}, {_BEST[best]} {rounded(reached[best])}."
     )
 
 
 def _unmeasured(view: CaseView, found: dict[str, float]) -> str:
     if "fp8:unit" not in found or not found.keys() & _BEST.keys():
-        return "Unit scale was not probed beside other scales or the scale-free bound."
+        return "Scale 1 was not probed beside other scales or the scale-free bound."
     foretold = " The next figure has what is predicted." if view.sensitivities.repairs else ""
-    return f"Not known: no probe measured both unit scale and what other scales reach.{foretold}"
+    return f"Not known: no probe measured both scale 1 and what other scales reach.{foretold}"

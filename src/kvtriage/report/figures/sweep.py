@@ -77,7 +77,7 @@ def _draw(view: CaseView, rows: list[SweepRow], tensor: str) -> Element:
         x_log=True,
         y_log=True,
     )
-    guide = Guide(_LARGEST_E4M3, "448: E4M3 saturates at unit scale", "threshold-margin")
+    guide = Guide(_LARGEST_E4M3, "448: E4M3 saturates at scale 1", "threshold-margin")
     return draw_plane(series, spec, wide=False, guides=(guide,))
 
 

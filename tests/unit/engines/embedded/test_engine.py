@@ -458,7 +458,7 @@ def test_threads_are_given_back(bench: Bench) -> None:
 
 
 def test_planted_range_is_seen_where_it_was_planted(tmp_path: Path) -> None:
-    """A V head far beyond E4M3 at unit scale: only calibration keeps it."""
+    """A V head far beyond E4M3 at scale 1: only calibration keeps it."""
     spec = tiny.save(tiny.llama(), tmp_path)
     assert spec.layers_of(LayerKind.FULL) == (0, 1, 2)
     with open_engine(tmp_path, spec, numerics="storage", device="cpu", threads=1) as engine:

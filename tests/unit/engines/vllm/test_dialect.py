@@ -160,7 +160,7 @@ def test_a_server_without_likelihoods_is_measured_by_what_it_generates_and_not_j
     shares = [trial.metrics["agreed"] for trial in scored if trial.arm == "fp8_unit" and trial.task == "text"]
     said = f"FP8 with scale 1 goes on as BF16 does for {format_share(fmean(share or 0.0 for share in shares))}"
     assert any(caveat.startswith(said) for caveat in verdict.caveats)
-    assert verdict.sentences[0] == "So far: Whether uncalibrated FP8 keeps the margins is open."
+    assert verdict.sentences[0] == "So far: Whether FP8 at scale 1 keeps the margins is open."
     assert verdict.next_step.startswith("Measure the arms on servers that give the likelihoods")
 
 
