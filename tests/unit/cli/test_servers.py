@@ -124,6 +124,10 @@ def test_variables_are_shown_and_stand_in_the_conditions(tmp_path: Path, spec: C
         ("APIKEY_FILE=s3cret", "may hold a secret"),
         ("aws_secret_access_key=s3cret", "may hold a secret"),
         ("https_proxy=http://me:s3cret@proxy", "may hold a secret"),
+        ("https_proxy=me:s3cret@proxy:3128", "may hold a secret"),
+        ("PIP_INDEX_URL=https://s3cret@example.org/simple", "may hold a secret"),
+        ("MYSQL_PWD=s3cret", "may hold a secret"),
+        ("HTTP_AUTHORIZATION=s3cret", "may hold a secret"),
         ("A=s3cret\n", "not printable"),
     ],
 )
@@ -135,6 +139,8 @@ def test_variables_that_are_not_the_users_to_give(word: str, says: str) -> None:
 
 def test_a_variable_is_given_once_and_may_be_empty() -> None:
     assert read_variables(["TOKENIZERS_PARALLELISM=", "A=b=c"]) == {"TOKENIZERS_PARALLELISM": "", "A": "b=c"}
+    harmless = {"VLLM_HOST_IP": "[::1]:80", "HOME": "/a@b", "VLLM_MULTI_STREAM_GEMM_TOKEN_THRESHOLD": "1024"}
+    assert read_variables([f"{name}={value}" for name, value in harmless.items()]) == harmless
     with pytest.raises(StudyError, match="A is given twice"):
         read_variables(["A=1", "A=2"])
 

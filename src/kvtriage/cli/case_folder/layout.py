@@ -64,8 +64,7 @@ LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Kind:
-    """Where a record lies, the verb that makes it, and the files it is made from; `if_there` are those not every
-    case has."""
+    """Where a record lies, the verb that makes it, and the files it is made from."""
 
     file: str
     verb: str

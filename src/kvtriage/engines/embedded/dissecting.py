@@ -15,6 +15,7 @@ from torch import Tensor
 from kvtriage.engines.base import Treatments
 from kvtriage.engines.embedded.attention import P_OFFSET, AttentionCall, attend, round_probabilities
 from kvtriage.engines.embedded.codec import round_mantissa, to_e4m3
+from kvtriage.engines.embedded.sums import row_sums
 from kvtriage.fp8.anatomy import LayerAnatomy, OperandError
 from kvtriage.fp8.e4m3 import SATURATES_ABOVE, SMALLEST_NORMAL
 from kvtriage.fp8.magnitudes import BINS, BINS_PER_OCTAVE, LOWEST_OCTAVE, Floats, Magnitudes
@@ -160,5 +161,5 @@ def _magnitudes(values: Tensor) -> Magnitudes:
 
 
 def _sums(values: Tensor) -> Floats:
-    """Sum over all but the first axis, [n, ...] → [n], float64."""
-    return np.asarray(values.flatten(1).sum(dim=1, dtype=torch.float64).cpu().numpy())
+    """[n, ...] → [n]."""
+    return np.asarray(row_sums(values).cpu().numpy())

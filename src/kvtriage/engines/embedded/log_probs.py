@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvtriage.engines.base import Distribution
+from kvtriage.engines.embedded.sums import row_sums
 from kvtriage.errors import NonFinite
 
 __all__ = ["LogProbs", "check_logits", "normalise"]
@@ -28,10 +29,10 @@ class LogProbs:
         found: list[float] = []
         for p, q in zip(_few_rows(reference.values), _few_rows(self.values), strict=True):
             # The terms cancel nearly, so they are summed in float64.
-            kl = ((p - q) * p.exp()).sum(dim=-1, dtype=torch.float64)
+            kl = row_sums((p - q) * p.exp())
             if kl.isnan().any():
                 # Of a token that cannot come, nothing is lost: 0 · (−∞) is 0 here.
-                kl = torch.where(p.isneginf(), 0.0, (p - q) * p.exp()).sum(dim=-1, dtype=torch.float64)
+                kl = row_sums(torch.where(p.isneginf(), 0.0, (p - q) * p.exp()))
             found += kl.tolist()
         return tuple(found)
 
@@ -44,9 +45,8 @@ def _few_rows(values: Tensor) -> tuple[Tensor, ...]:
 def normalise(logits: Tensor) -> Tensor:
     """Normalised in place, a few rows at a time: [S, V]. Raises NonFinite."""
     for rows in _few_rows(logits):
-        total = torch.logsumexp(rows, dim=-1, keepdim=True)
-        check_logits(total)
-        rows -= total
+        check_logits(rows.amax(dim=-1))
+        rows.copy_(torch.log_softmax(rows, dim=-1))
     return logits
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from kvtriage.engines.base import Progress, Tokenizer
 from kvtriage.engines.embedded.attention import AttentionCall, attend, check_geometry
 from kvtriage.engines.embedded.codec import round_mantissa
+from kvtriage.engines.embedded.sums import row_sums
 from kvtriage.errors import NonFinite
 from kvtriage.fp8.e4m3 import SATURATES_ABOVE, SMALLEST_NORMAL, SUB_OCTAVES
 from kvtriage.fp8.scales import ScaleSet
@@ -124,7 +125,7 @@ def _range_stats(values: Tensor, edges: tuple[int, ...], *, mantissa: bool) -> R
     buckets = [by_position[:, start:end] for start, end in zip(edges, ends, strict=True)]
     exponents, zeros = _exponent_counts(magnitude)
     errors = [
-        (round_mantissa(values[0], values.new_tensor(at)) - values[0]).square().sum(dim=(1, 2), dtype=torch.float64)
+        row_sums((round_mantissa(values[0], values.new_tensor(at)) - values[0]).square())
         for at in (SUB_OCTAVES if mantissa else ())
     ]
     return RangeStats(

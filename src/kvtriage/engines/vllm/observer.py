@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from kvtriage.engines.vllm.client import Client
-from kvtriage.engines.vllm.failures import Missing, Refused, Unanswered
+from kvtriage.engines.vllm.failures import Missing, Overdue, Refused, Unanswered
 from kvtriage.errors import EngineError, NonFinite
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.fp8.stats import HeldOut, HeldOutShare, KVStats, RangeStats, TensorKey
@@ -156,7 +156,10 @@ class Observer:
         return replies
 
     def _call(self, method: str, *args: object) -> Any:
-        """Raises Missing, saying what the server lacks; Unanswered where it has the method, and the call failed."""
+        """Raises Missing, saying what the server lacks; Unanswered where it has the method, and the call failed.
+
+        Overdue stays what it is: the call would take as long once more.
+        """
         try:
             return self._client.post_json(_RPC, {"method": method, "args": list(args)})
         except Refused as error:
@@ -166,6 +169,8 @@ class Observer:
                 f"the server's development endpoints {why}",
                 hint="start it with VLLM_SERVER_DEV_MODE=1 and --worker-extension-cls, as --dry-run prints it",
             ) from error
+        except Overdue:
+            raise
         except Unanswered as error:
             if f"Method {method!r} is not implemented" in error.message:
                 raise Missing(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvtriage.engines.vllm.client import Client
-from kvtriage.engines.vllm.failures import Refused
+from kvtriage.engines.vllm.failures import Overdue, Refused
 from kvtriage.engines.vllm.observer import Observer
 from kvtriage.errors import EngineError, NonFinite
 from kvtriage.fp8.scales import LayerScales, ScaleSet
@@ -30,6 +30,13 @@ class Ranks:
     def post_json(self, path: str, body: Mapping[str, Any]) -> object:
         self.asked.append(body)
         return {"results": self.replies}
+
+
+class Late(Ranks):
+    """The extension is at work for longer than an answer may take."""
+
+    def post_json(self, path: str, body: Mapping[str, Any]) -> object:
+        raise Overdue("the time is up", hint="--answer-timeout")
 
 
 def observer(*replies: object) -> Observer:
@@ -126,3 +133,9 @@ def test_what_is_asked_is_plain() -> None:
 
 def test_non_finite_elements_add_up_over_ranks() -> None:
     assert observer({"0": 1, "1": 0}, {"0": 2, "1": 0}).nonfinite() == {0: 3, 1: 0}
+
+
+def test_work_whose_time_is_up_is_told_apart_from_work_that_failed() -> None:
+    """It is not asked for again, and the hint names the option."""
+    with pytest.raises(Overdue, match="the time is up"):
+        Observer(cast(Client, Late([]))).ranges(SPEC, (0, 16), TOKENS)
