@@ -11,6 +11,7 @@ import pytest
 
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import capacity_tokens
+from kvtriage.records.evidence import Stop
 from kvtriage.records.pairing import sort_trials
 from kvtriage.records.trials import ScoreTrial, TimingTrial
 from kvtriage.report.arms import describe_policy, layer_ranges, style_of
@@ -84,6 +85,15 @@ def test_an_arm_that_equals_another_speaks_through_it() -> None:
     assert other is not None
     assert own.interval == other.interval
     assert twin not in view.measured
+
+
+@pytest.mark.parametrize("name", ["quality", "tradeoff"])
+def test_the_intervals_of_a_look_are_said_to_be_wide(name: str) -> None:
+    case = gemma_like()
+    stop = Stop(look=1, looks=3, items=28, of_items=84, why="the choice is clear, FP8")
+    stopped = replace(case, evidence=msgspec.structs.replace(case.evidence, stop=stop))
+    assert "those of all 3 looks to hold together" in drawn(name, stopped).note
+    assert "looks" not in drawn(name, case).note
 
 
 def test_attention_types_name_the_costly_one() -> None:
