@@ -6,8 +6,7 @@
 Both ways run on the same model, the same texts and the same scales, one after the other: every probe measured
 (`probes = "exact"`), and screened with the exact ones that a quarter of the naive price leaves room for. Passes
 are whole forward passes, counted in layers times tokens; seconds are of the processor. Beside each agreement stands
-how well the exact ranking agrees with itself, half of the texts against the other half: no estimate needs to know
-the ranking better than that. Exit 1 unless the screened way costs at most a quarter, ranks layers at scale 1 with a
+how well the exact ranking agrees with itself, half of the texts against the other half: what other texts would say. Exit 1 unless the screened way costs at most a quarter, ranks layers at scale 1 with a
 Spearman correlation of 0.9 or more, and names the same three worst. Then the table, as Markdown.
 """
 
@@ -113,7 +112,8 @@ def _row(model: str, fault: str, found: dict[str, tuple[Sensitivities, float]], 
         exact_s=exact_s,
         screened_s=screened_s,
         spearman={
-            name: (_spearman(_damage(own), _damage(other)), _split_half(other)) for name, (own, other) in compared.items()
+            name: (_spearman(_damage(own), _damage(other)), _split_half(other))
+            for name, (own, other) in compared.items()
         },
         same_top=_worst(_damage(own)) == _worst(_damage(other)),
         measured=screened.cost.exact,
@@ -178,7 +178,8 @@ def _number(value: float | None, digits: int = 3) -> str:
 
 def draw_table(rows: Sequence[Row]) -> Iterator[str]:
     """Markdown: a line for each model, fault and ranking."""
-    yield "| model, fault | passes: naive, exact, screened | CPU s: exact, screened | ranking | agreement | split-half |"
+    measures = "passes: naive, exact, screened | CPU s: exact, screened"
+    yield f"| model, fault | {measures} | ranking | agreement | split-half |"
     yield "|---|---|---|---|---|---|"
     for row in rows:
         passes = f"{row.naive_passes:.0f}, {row.exact_passes:.0f}, {row.screened_passes:.1f}"

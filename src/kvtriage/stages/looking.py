@@ -4,7 +4,7 @@ The first look has every `looks`-th part of the items of each task and bucket, t
 After each the rule is read over all trials so far, at what that look may spend of the error rate
 (`stats.sequential`). All arms stop together: they are read against each other, item by item, and an arm
 that stopped alone could be the reference of none that goes on. What was not shown at a look may be
-shown at the next, so where the choice rests on nothing being shown, it has to rest on more than that.
+shown at the next, so no look ends a study whose choice has range in doubt, or more answers lost than won.
 """
 
 from __future__ import annotations

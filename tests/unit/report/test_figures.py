@@ -127,6 +127,20 @@ def test_retrieval_is_laid_out_by_depth_and_length() -> None:
     assert "most is lost" in figure.answer
 
 
+def test_where_no_answer_is_less_likely_nothing_is_called_lost() -> None:
+    case = smollm_like()
+    before = {t.item_id: t for t in case.trials if isinstance(t, ScoreTrial) and (t.arm, t.task) == ("bf16", "needle")}
+    trials = tuple(
+        msgspec.structs.replace(t, metrics={**t.metrics, "nll": (before[t.item_id].metrics["nll"] or 0.0) - 0.01})
+        if isinstance(t, ScoreTrial) and t.task == "needle" and t.arm != "bf16"
+        else t
+        for t in case.trials
+    )
+    answer = drawn("retrieval", replace(case, trials=trials)).answer
+    assert answer.startswith("Nowhere")
+    assert "lost" not in answer
+
+
 def test_needles_of_no_known_depth_are_laid_out_nowhere() -> None:
     case = smollm_like()
     trials = tuple(
