@@ -4,10 +4,11 @@
                                 [--tokens 512] [--scored 64] [--json FILE]
 
 Both ways run on the same model, the same texts and the same scales, one after the other: every probe measured
-(`probes = "exact"`), and screened with the exact ones that a quarter of the naive price leaves room for. Passes
-are whole forward passes, counted in layers times tokens; seconds are of the processor. Beside each agreement stands
-how well the exact ranking agrees with itself, half of the texts against the other half: what other texts would say. Exit 1 unless the screened way costs at most a quarter, ranks layers at scale 1 with a
-Spearman correlation of 0.9 or more, and names the same three worst. Then the table, as Markdown.
+(`probes = "exact"`), and screened with the exact ones that a quarter of the naive price leaves room for. Passes are
+whole forward passes, counted in layers times tokens; seconds are of the processor. Beside each agreement stands how
+well the exact ranking agrees with itself, half of the texts against the other half: what other texts would say.
+Exit 1 unless the screened way costs at most a quarter, ranks layers at scale 1 with a Spearman correlation of 0.9
+or more, and names the same three worst. Then the table, as Markdown.
 """
 
 from __future__ import annotations
