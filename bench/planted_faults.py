@@ -101,7 +101,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     seconds: float
     """By the clock, on whatever else the machine had to do."""
     cpu_s: float
-    """What the case took of all cores together."""
+    """What this run took of all cores together: of a case that a stopped run began, the rest."""
 
     @property
     def outcome(self) -> str:

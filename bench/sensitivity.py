@@ -4,11 +4,11 @@
                                 [--tokens 512] [--scored 64] [--json FILE]
 
 Both ways run on the same model, the same texts and the same scales, one after the other: every probe measured
-(`probes = "exact"`), and screened with the exact ones that a quarter of the naive price leaves room for. Passes
-are whole forward passes, counted in layers times tokens; seconds are of the processor. Beside each agreement stands
-how well the exact ranking agrees with itself, half of the texts against the other half: no estimate needs to know
-the ranking better than that. Exit 1 unless the screened way costs at most a quarter, ranks layers at scale 1 with a
-Spearman correlation of 0.9 or more, and names the same three worst. Then the table, as Markdown.
+(`probes = "exact"`), and screened with the exact ones that a quarter of the naive price leaves room for. Passes are
+whole forward passes, counted in layers times tokens; seconds are of the processor. Beside each agreement stands how
+well the exact ranking agrees with itself, half of the texts against the other half: what other texts would say.
+Exit 1 unless the screened way costs at most a quarter, ranks layers at scale 1 with a Spearman correlation of 0.9
+or more, and names the same three worst. Then the table, as Markdown.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def _row(model: str, fault: str, found: dict[str, tuple[Sensitivities, float]], 
         exact_s=exact_s,
         screened_s=screened_s,
         spearman={
-            name: (_spearman(_damage(own), _damage(other)), _ceiling(other)) for name, (own, other) in compared.items()
+            name: (_spearman(_damage(own), _damage(other)), _split_half(other))
+            for name, (own, other) in compared.items()
         },
         same_top=_worst(_damage(own)) == _worst(_damage(other)),
         measured=screened.cost.exact,
@@ -135,7 +136,7 @@ def _damage(rows: Sequence[tuple[float, ...]]) -> list[float]:
     return [fmean(kl) for kl in rows]
 
 
-def _ceiling(rows: Sequence[tuple[float, ...]]) -> float | None:
+def _split_half(rows: Sequence[tuple[float, ...]]) -> float | None:
     """The ranking by every second text against that by the others; None of one text."""
     if len(rows[0]) < 2:
         return None
@@ -161,8 +162,8 @@ def table(row: Row) -> str:
         f"measured; {row.screened_passes / row.naive_passes:.3f} of the naive price",
         f"  the same three worst layers: {'yes' if row.same_top else 'no'}",
         *(
-            f"  Spearman, {name}: {agreement:.3f}; one half of the texts with the other {_number(ceiling)}"
-            for name, (agreement, ceiling) in row.spearman.items()
+            f"  Spearman, {name}: {agreement:.3f}; one half of the texts with the other {_number(split_half)}"
+            for name, (agreement, split_half) in row.spearman.items()
         ),
         *(
             f"  {repair}: {predicted:.4f} nats predicted, {_number(measured, 4)} measured"
@@ -178,13 +179,14 @@ def _number(value: float | None, digits: int = 3) -> str:
 
 def draw_table(rows: Sequence[Row]) -> Iterator[str]:
     """Markdown: a line for each model, fault and ranking."""
-    yield "| model, fault | passes: naive, exact, screened | CPU s: exact, screened | ranking | agreement | ceiling |"
+    measures = "passes: naive, exact, screened | CPU s: exact, screened"
+    yield f"| model, fault | {measures} | ranking | agreement | split-half |"
     yield "|---|---|---|---|---|---|"
     for row in rows:
         passes = f"{row.naive_passes:.0f}, {row.exact_passes:.0f}, {row.screened_passes:.1f}"
         first = (f"{row.model}, `{row.fault}`", passes, f"{row.exact_s:.0f}, {row.screened_s:.0f}")
-        for name, (agreement, ceiling) in row.spearman.items():
-            yield f"| {' | '.join(first)} | {name} | {agreement:.2f} | {_number(ceiling, 2)} |"
+        for name, (agreement, split_half) in row.spearman.items():
+            yield f"| {' | '.join(first)} | {name} | {agreement:.2f} | {_number(split_half, 2)} |"
             first = ("", "", "")
 
 

@@ -115,7 +115,7 @@ def _drift(trials: Trials, arm: str, measured: Measured) -> str | None:
     values = trials.drift(KL, arm).values
     if not values:
         return None
-    found = paired_interval(values, measured.confidence)
+    found = paired_interval(values, trials.look.confidence(measured.confidence))
     low, high = (found.low, found.high) if found.bounded else (None, None)
     return f"{format_interval(found.mean, low, high, format_nats)} over {found.n} texts"
 

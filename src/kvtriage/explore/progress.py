@@ -15,7 +15,7 @@ from kvtriage.engines.base import EngineInfo
 from kvtriage.errors import KvtriageError
 from kvtriage.records.evidence import ArmRecord, Conditions, Evidence
 from kvtriage.records.frontier import Frontier
-from kvtriage.records.pairing import KL, Trials, sort_trials
+from kvtriage.records.pairing import KL, Trials, look_of, sort_trials
 from kvtriage.records.plan import Plan
 from kvtriage.records.scales import ScaleRecord
 from kvtriage.records.sensitivities import Sensitivities
@@ -115,14 +115,15 @@ def measure_arms(records: Records, trials: Sequence[Trial]) -> tuple[ArmProgress
     evidence = provisional(records, trials)
     if evidence is None:
         return ()
-    study, paired = records.plan.study, sort_trials(evidence.arms, trials)
+    study, paired = records.plan.study, sort_trials(evidence.arms, trials, look_of(evidence))
+    confidence = paired.look.confidence(study.rule.confidence)
     asked = count_items(study, cache_spec(records.plan).windows)
     if records.evidence is not None:
         asked = max((len(found) for found in paired.scores.values()), default=0)
     to_time = len(work_to_time(records.plan))
     timed = Counter(trial.arm for trial in trials if isinstance(trial, TimingTrial | LoadTrial))
     return tuple(
-        _measure(arm, paired, asked, timed[arm.name], to_time if arm.role in TIMED_ROLES else 0, study.rule.confidence)
+        _measure(arm, paired, asked, timed[arm.name], to_time if arm.role in TIMED_ROLES else 0, confidence)
         for arm in evidence.arms
         if arm.same_as is None
     )

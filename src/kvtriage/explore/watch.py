@@ -24,7 +24,7 @@ from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.kvcache.support.gpus import Gpu
 from kvtriage.records.evidence import Evidence
 from kvtriage.records.frontier import Frontier
-from kvtriage.records.pairing import sort_trials
+from kvtriage.records.pairing import look_of, sort_trials
 from kvtriage.records.plan import Plan
 from kvtriage.records.scales import ScaleRecord
 from kvtriage.records.sensitivities import Sensitivities
@@ -159,7 +159,7 @@ class CaseWatch:
             models=self._models(),
             measured=Measured(
                 self._records.sensitivities,
-                None if evidence is None else sort_trials(evidence.arms, trials),
+                None if evidence is None else sort_trials(evidence.arms, trials, look_of(evidence)),
                 rule.confidence,
                 rule.kl_margin,
             ),

@@ -20,7 +20,7 @@ from kvtriage.records.pairing import (
 from kvtriage.report.view import CaseView
 from kvtriage.stats import Interval, paired_interval, share_interval
 
-__all__ = ["METRICS", "Drift", "Metric", "drift_of", "drifts", "metrics_of", "noise_of"]
+__all__ = ["METRICS", "Drift", "Metric", "drift_of", "drifts", "looks_note", "metrics_of", "noise_of"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,14 @@ def drift_of(view: CaseView, metric: Metric, arm: ArmRecord, bucket: int | None)
     else:
         interval = paired_interval(values, confidence)
     return Drift(arm, metric, bucket, interval)
+
+
+def looks_note(view: CaseView) -> str:
+    """A sentence on the width of `drift_of`'s intervals; '' for a study that is read once."""
+    looks = view.pairs.look.total
+    return (
+        "" if looks == 1 else f" The intervals are as wide as it takes for those of all {looks} looks to hold together."
+    )
 
 
 def noise_of(view: CaseView, metric: Metric, bucket: int | None) -> float | None:

@@ -148,10 +148,10 @@ def _cells(span: Interval | None) -> tuple[Cell, Cell, Cell]:
 
 
 def _change(metric: Metric, arm: str, views: tuple[CaseView, CaseView]) -> Interval | None:
-    """B less A over the items that both scored."""
+    """B less A over the items that both scored, as sure as the one that has to be surer by its rule and its look."""
     before, after = (_drift_by_item(metric, arm, view) for view in views)
     both = sorted(before.keys() & after.keys())
-    confidence = views[0].plan.study.rule.confidence
+    confidence = max(view.pairs.look.confidence(view.plan.study.rule.confidence) for view in views)
     return paired_interval([after[item] - before[item] for item in both], confidence) if both else None
 
 

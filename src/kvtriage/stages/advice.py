@@ -120,7 +120,7 @@ def _optional(found: Findings, rung: Rung) -> str:
     values = found.trials.paired(KL.metric, rung.arm.name, best.arm.name, KL.keeps(None)).values
     if not values:
         return ""
-    won = paired_interval(values, found.plan.study.rule.confidence)
+    won = paired_interval(values, found.trials.look.confidence(found.plan.study.rule.confidence))
     if won.holds_zero or won.mean <= (found.trials.noise(KL) or 0.0):
         return ""
     share = f", {100 * won.mean / rung.drift:.0f} %" if rung.drift > 0 else ""

@@ -257,7 +257,7 @@ def _paired_change(found: Findings, before: str, after: str) -> str:
     values = found.trials.paired(KL.metric, after, before, KL.keeps(None)).values
     if not values:
         return ""
-    change = paired_interval(values, found.plan.study.rule.confidence)
+    change = paired_interval(values, found.trials.look.confidence(found.plan.study.rule.confidence))
     if abs(change.mean) <= (found.trials.noise(KL) or 0.0) or change.holds_zero:
         return f"no difference that can be told from noise ({_signed(change.mean)})"
     return format_interval(change.mean, change.low, change.high, _signed)

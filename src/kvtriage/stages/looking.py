@@ -4,7 +4,7 @@ The first look has every `looks`-th part of the items of each task and bucket, t
 After each the rule is read over all trials so far, at what that look may spend of the error rate
 (`stats.sequential`). All arms stop together: they are read against each other, item by item, and an arm
 that stopped alone could be the reference of none that goes on. What was not shown at a look may be
-shown at the next, so where the choice rests on nothing being shown, it has to rest on more than that.
+shown at the next, so no look ends a study whose choice has range in doubt, or more answers lost than won.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvtriage.records.study import Study
 from kvtriage.records.trials import ScoreTrial, Trial
 from kvtriage.stages.findings import Findings
 from kvtriage.stages.reading import CANNOT_TELL
-from kvtriage.stages.wording import name_arm
+from kvtriage.stages.wording import join_words, name_arm
 from kvtriage.stats import Look, t_quantile
 from kvtriage.tasks.base import TaskItem
 
@@ -80,6 +80,8 @@ def why_stop(found: Findings) -> str | None:
         return "the capacity floor excludes everything that holds"
     if outcome.choice is None or outcome.doubts or _is_open(found):
         return None
+    if outcome.unmeasured:
+        return f"no FP8 that was measured holds, and no more items try {join_words(outcome.unmeasured)}"
     return f"the choice is clear, {name_arm(outcome.choice.arm, found.plan.layers)}"
 
 

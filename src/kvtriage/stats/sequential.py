@@ -2,8 +2,8 @@
 
 Whoever reads the evidence after every third of the items and stops as soon as something is shown finds
 something too often: each look is one more chance to be wrong. So the error rate is spent bit by bit
-(Lan and DeMets, Biometrika 1983): after the share t of the items an error of `level` × t² may have
-happened, at the last look all of it (the spending function of Kim and DeMets, Biometrika 1987, ρ = 2). What
+(Lan and DeMets, Biometrika 1983): after the share t of the items an error of `level` × t³ may have
+happened, at the last look all of it (the spending function of Kim and DeMets, Biometrika 1987, ρ = 3). What
 a single look may then call significant follows from how looks hang together: at level α a mean that has
 been followed through looks 1 to k crosses one of their boundaries as often as Brownian motion does
 (Armitage, McPherson and Rowe, 1969).
@@ -28,6 +28,7 @@ from scipy.special import ndtr, ndtri  # type: ignore[import-untyped]
 __all__ = ["ONLY_LOOK", "Look", "nominal_levels"]
 
 _POWER = 3
+"""Of the share of the items, in what of the error rate may be spent by then."""
 _NODES = 129
 """Of Simpson's rule, over what has crossed no boundary yet."""
 _REACH = 8.0

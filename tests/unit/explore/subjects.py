@@ -12,7 +12,7 @@ from kvtriage.cli.case_folder.layout import TRIALS
 from kvtriage.explore.choice import Choice, read_choice
 from kvtriage.explore.subject import Measured, Subject
 from kvtriage.explore.watch import CaseWatch
-from kvtriage.records.pairing import sort_trials
+from kvtriage.records.pairing import look_of, sort_trials
 from kvtriage.records.values import cache_spec
 from tests.unit.report.cases import Case
 
@@ -24,7 +24,7 @@ STAGES = ("plan", "scales", "sensitivities", "trials", "evidence", "verdict")
 def measured(case: Case) -> Subject:
     """A whole case, as the explorer sees it."""
     rule = case.plan.study.rule
-    pairs = sort_trials(case.evidence.arms, case.trials)
+    pairs = sort_trials(case.evidence.arms, case.trials, look_of(case.evidence))
     return Subject(
         title=case.plan.model.source,
         folder=case.plan.model.path,

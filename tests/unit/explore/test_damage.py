@@ -12,6 +12,7 @@ from kvtriage.explore.damage import expect_damage, layer_damage, probed_format
 from kvtriage.explore.policies import policy_of
 from kvtriage.explore.subject import Measured, Subject
 from kvtriage.kvcache.policy import Scaling
+from kvtriage.records.evidence import Stop
 from kvtriage.records.sensitivities import ProbeRow, Sensitivities
 from kvtriage.stats import paired_interval
 from tests.unit.explore.subjects import measured
@@ -118,6 +119,19 @@ def test_an_arm_of_the_very_policy_is_told() -> None:
     other = expect_damage(subject, policy_of(subject, (7,), Scaling.UNIT), Scaling.UNIT)
     assert other is not None
     assert not any(note.startswith("measured in the study") for note in other.notes)
+
+
+def test_an_arm_of_a_study_that_stopped_early_is_told_with_a_wider_interval() -> None:
+    case = gemma_like()
+    stop = Stop(look=1, looks=3, items=28, of_items=84, why="the choice is clear, FP8")
+    stopped = replace(case, evidence=msgspec.structs.replace(case.evidence, stop=stop))
+    told = []
+    for one in (case, stopped):
+        subject = measured(one)
+        found = expect_damage(subject, policy_of(subject, (), Scaling.UNIT), Scaling.UNIT)
+        assert found is not None
+        told.append(next(note for note in found.notes if note.startswith("measured in the study")))
+    assert told[0] != told[1]
 
 
 def test_a_layer_that_was_not_probed_is_not_counted_as_harmless() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from kvtriage.explore.progress import Records, judge, measure_arms, name_stage, provisional
+from kvtriage.records.evidence import Stop
 from kvtriage.records.pairing import BASELINE
 from kvtriage.records.study import Study
 from kvtriage.records.trials import LoadTrial, Trial
@@ -128,3 +129,17 @@ def test_a_verdict_that_is_there_is_the_verdict() -> None:
     judged = judge(records(case, whole=True), case.trials)
     assert judged.decided
     assert judged.headline == case.verdict.headline
+
+
+def test_a_study_that_stopped_early_is_drawn_as_its_look_says() -> None:
+    case = smollm_like()
+    stop = Stop(look=1, looks=3, items=28, of_items=84, why="the choice is clear, FP8")
+    stopped = replace(case, evidence=msgspec.structs.replace(case.evidence, stop=stop))
+    wide, plain = (
+        next(arm for arm in measure_arms(records(one, whole=True), one.trials) if arm.name == "fp8_unit")
+        for one in (stopped, case)
+    )
+    assert wide.kl == plain.kl
+    assert wide.low is not None
+    assert plain.low is not None
+    assert wide.low < plain.low

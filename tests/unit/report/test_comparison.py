@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from kvtriage.errors import CaseError
-from kvtriage.records.evidence import Conditions
+from kvtriage.records.evidence import Conditions, Stop
 from kvtriage.records.trials import ScoreTrial
 from kvtriage.report import render_comparison
 from kvtriage.report.comparison import asked_alike, differences, only_difference
@@ -182,3 +182,25 @@ def test_an_item_that_bf16_could_not_score_is_in_no_difference() -> None:
     changes = [row[8] for row in rows if row[0] == "Increase of NLL"]
     assert changes
     assert all(change == pytest.approx(0.0, abs=1e-12) for change in changes)
+
+
+def test_a_difference_is_as_sure_as_the_surer_of_the_two() -> None:
+    """A study that stopped at its first look says less by the same items than one that was read once."""
+    case = smollm_like()
+    noisy = replace(
+        case,
+        trials=tuple(
+            msgspec.structs.replace(t, metrics={**t.metrics, "kl": (t.metrics["kl"] or 0.0) * (1 + number % 3)})
+            if isinstance(t, ScoreTrial)
+            else t
+            for number, t in enumerate(case.trials)
+        ),
+    )
+    stop = Stop(look=1, looks=3, items=28, of_items=84, why="the choice is clear, FP8")
+    stopped = replace(noisy, evidence=msgspec.structs.replace(noisy.evidence, stop=stop))
+    lows = []
+    for one in (noisy, stopped):
+        rows = json.loads(render_comparison(view_of(case), view_of(one), ("one", "other")).beside)["figures"]["drift"]
+        row = next(row for row in rows["rows"] if row[:2] == ["KL divergence from BF16", "FP8 per-head"])
+        lows.append(row[9])
+    assert lows[1] < lows[0]

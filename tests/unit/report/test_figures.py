@@ -11,6 +11,7 @@ import pytest
 
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.kvcache.price import capacity_tokens
+from kvtriage.records.evidence import Stop
 from kvtriage.records.pairing import sort_trials
 from kvtriage.records.trials import ScoreTrial, TimingTrial
 from kvtriage.report.arms import describe_policy, layer_ranges, style_of
@@ -86,6 +87,15 @@ def test_an_arm_that_equals_another_speaks_through_it() -> None:
     assert twin not in view.measured
 
 
+@pytest.mark.parametrize("name", ["quality", "tradeoff"])
+def test_the_intervals_of_a_look_are_said_to_be_wide(name: str) -> None:
+    case = gemma_like()
+    stop = Stop(look=1, looks=3, items=28, of_items=84, why="the choice is clear, FP8")
+    stopped = replace(case, evidence=msgspec.structs.replace(case.evidence, stop=stop))
+    assert "those of all 3 looks to hold together" in drawn(name, stopped).note
+    assert "looks" not in drawn(name, case).note
+
+
 def test_attention_types_name_the_costly_one() -> None:
     figure = drawn("attention_types", gemma_like())
     assert figure.answer.startswith("The 15 sliding layers alone cost KL 0.0")
@@ -115,6 +125,20 @@ def test_retrieval_is_laid_out_by_depth_and_length() -> None:
     markup = to_markup(figure.panels[0].narrow)
     assert all(word in markup for word in ("10 %", "50 %", "95 %", "nats per token", "in BF16"))
     assert "most is lost" in figure.answer
+
+
+def test_where_no_answer_is_less_likely_nothing_is_called_lost() -> None:
+    case = smollm_like()
+    before = {t.item_id: t for t in case.trials if isinstance(t, ScoreTrial) and (t.arm, t.task) == ("bf16", "needle")}
+    trials = tuple(
+        msgspec.structs.replace(t, metrics={**t.metrics, "nll": (before[t.item_id].metrics["nll"] or 0.0) - 0.01})
+        if isinstance(t, ScoreTrial) and t.task == "needle" and t.arm != "bf16"
+        else t
+        for t in case.trials
+    )
+    answer = drawn("retrieval", replace(case, trials=trials)).answer
+    assert answer.startswith("Nowhere")
+    assert "lost" not in answer
 
 
 def test_needles_of_no_known_depth_are_laid_out_nowhere() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from kvtriage.records.evidence import Stop
 from kvtriage.records.rule import Rule
 from kvtriage.records.verdict import Verdict
 from kvtriage.stages.decide import decide
@@ -225,6 +226,21 @@ def test_scales_that_would_help_a_little_are_called_optional() -> None:
     assert noisy.arm == "fp8_unit"
     assert "optional" not in said(noisy)
     assert "optional" not in said(UNDERFLOW.decide())
+
+
+def test_differences_between_arms_are_drawn_as_wide_as_their_look_asks() -> None:
+    """The same numbers at the second of three looks: what calibration changed and would win is less sure."""
+    case = replace(Case(), kl={**Case().kl, "fp8_per_tensor": 0.0075, "bound": 0.0085})
+    stop = Stop(look=2, looks=3, items=64, of_items=96, why="the choice is clear, FP8 at scale 1")
+    widths = []
+    for evidence in (case.evidence(), msgspec.structs.replace(case.evidence(), stop=stop)):
+        told = said(decide(case.plan(), case.scales(), case.sensitivities(), evidence, case.trials(), None, {}))
+        for change in (r"calibration \([^)]*\) -\S+", r"lower drift by \S+"):
+            found = re.search(rf"{change} \((\S+) to (\S+)\)", told)
+            assert found is not None, told
+            widths.append(float(found[2]) - float(found[1]))
+    assert widths[2] > widths[0]
+    assert widths[3] > widths[1]
 
 
 def test_numbers_in_words() -> None:

@@ -21,6 +21,7 @@ from kvtriage.stages.decide import decide
 from kvtriage.stages.examine import examine
 from kvtriage.stages.explain import explain
 from kvtriage.stages.findings import Findings
+from kvtriage.stages.ladder import Outcome
 from kvtriage.stages.looking import deal_looks, key_of, why_stop
 from kvtriage.tasks.base import TaskItem
 from tests.unit.stages.fake_case import STUDY, FakeCase, uniform
@@ -169,6 +170,15 @@ def test_what_was_not_shown_yet_does_not_stop_a_study() -> None:
         )
         leaning = dataclasses.replace(found.leaning, reasons=reasons)
         assert why_stop(dataclasses.replace(found, leaning=leaning)) is None
+
+
+def test_bf16_is_no_clear_choice_where_a_repair_was_not_tried() -> None:
+    """More items do not try it, so the study stops; but nothing is called clear that the verdict cannot tell."""
+    case = clear()
+    found = found_in(case, *measured(clear))
+    left = Outcome(found.native, unmeasured=("calibrated scales", "layers kept in BF16"))
+    told = why_stop(dataclasses.replace(found, outcome=left, leaning=found.native))
+    assert told == ("no FP8 that was measured holds, and no more items try calibrated scales and layers kept in BF16")
 
 
 def test_a_broken_baseline_stops_at_once() -> None:

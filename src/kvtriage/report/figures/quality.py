@@ -9,7 +9,7 @@ from kvtriage.report.arms import style_of
 from kvtriage.report.charts.dots import DotGroup, DotRow, Threshold, draw_dots
 from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table
 from kvtriage.report.numbers import as_set, axis_number, axis_percent, percent, rounded, signed
-from kvtriage.report.quality import METRICS, Drift, Metric, drifts, metrics_of, noise_of
+from kvtriage.report.quality import METRICS, Drift, Metric, drifts, looks_note, metrics_of, noise_of
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_tokens
 
@@ -46,7 +46,7 @@ def draw_quality(view: CaseView) -> Figure | Absent:
         note=f"Mean and {confidence:.0%} interval over items, paired with BF16 item by item: Student's, widened where "
         "the studentised bootstrap reaches further; Wilson's for answers found. A dashed line is the margin of the "
         "rule, noise is how far BF16 repeated is from BF16 in its noisiest bucket; an arrow points to what lies beyond "
-        f"the axis.{_looks(view)}",
+        f"the axis.{looks_note(view)}",
         panels=tuple(panels),
         table=Table.of(TABLE_HEADING, rows, words=3),
         facts={
@@ -128,13 +128,6 @@ def _margin(rule: Rule, metric: Metric) -> float | None:
     """None for a count and for what no clause reads."""
     margins = {KL: rule.kl_margin, NLL: rule.nll_margin, TOP1: rule.top1_margin, NEEDLE_NLL: rule.needle_margin}
     return rule.kl_margin if metric.measure.kind == GENERATED_KL.kind else margins.get(metric.measure)
-
-
-def _looks(view: CaseView) -> str:
-    looks = view.pairs.look.total
-    return (
-        "" if looks == 1 else f" The intervals are as wide as it takes for those of all {looks} looks to hold together."
-    )
 
 
 def _answer(view: CaseView) -> str:

@@ -115,6 +115,9 @@ def _answer(view: CaseView, places: list[_Place]) -> str:
     chosen = [place for place in places if view.is_chosen(place.arm)]
     worst = max(chosen or places, key=lambda place: place.increase)
     whose = "Under the chosen arm" if chosen else f"Under {style_of(worst.arm).short}"
+    if worst.increase <= 0:
+        where = "Nowhere under the chosen arm" if chosen else "Nowhere"
+        return f"{where}: no mean is above BF16's, and the largest is {worst.told}."
     return f"{whose} most is lost {worst.told}."
 
 
