@@ -16,8 +16,12 @@ from kvtriage.errors import StudyError
 __all__ = ["read_variables", "show_variables"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(r"(?:^|_)\w*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|COOKIE|AUTH)(?:_|$)")
-"""A part of a name that ends so: HF_TOKEN, APIKEY_FILE; not TOKENIZERS_PARALLELISM."""
+_SECRET = re.compile(
+    r"(?:^|_)\w*(?:KEY|TOKEN|SECRET|PASS|PWD|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|COOKIE|AUTH|BEARER)(?:_|$)"
+)
+"""A part of a name that ends so: HF_TOKEN, APIKEY_FILE, PGPASS; not TOKENIZERS_PARALLELISM."""
+_TOKEN = re.compile(r"\b(?:hf_|gh[opsur]_|github_pat_|glpat-|sk-|xox[abp]-)[\w-]{16}|^(?:bearer|basic) ", re.IGNORECASE)
+"""What tokens of hubs and gateways begin with, whatever name they stand under."""
 _OURS = ("PYTHONPATH", "VLLM_SERVER_DEV_MODE", KEY_VARIABLE)
 """Without which the extension is not found, or not asked."""
 
@@ -34,7 +38,7 @@ def read_variables(words: Sequence[str]) -> dict[str, str]:
             )
         if name in _OURS:
             raise StudyError(f"--server-env {name} is set by kvtriage itself", hint="leave it out")
-        if _SECRET.search(name.upper()) or _holds_password(value):
+        if _SECRET.search(name.upper()) or _TOKEN.search(value) or _names_user(value):
             raise StudyError(
                 f"--server-env {name} may hold a secret, and would stand in records and logs",
                 hint="put it into kvtriage's own environment: servers inherit that, and nothing of it is recorded",
@@ -52,9 +56,9 @@ def show_variables(variables: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in sorted(variables.items()))
 
 
-def _holds_password(value: str) -> bool:
-    """Whether it is a URL with credentials in it, such as a proxy's."""
+def _names_user(value: str) -> bool:
+    """Whether it is a URL with credentials in it, such as a proxy's: a user's name alone may be a token."""
     try:
-        return urlsplit(value).password is not None
+        return urlsplit(value).username is not None
     except ValueError:
         return "@" in value
