@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import signal
@@ -144,15 +145,20 @@ def _processor() -> str:
 
 
 def read_earlier(path: Path, machine: Mapping[str, str]) -> dict[tuple[str, str], Row]:
-    """The measured rows of an earlier run. Raises OtherMachine."""
-    earlier = json.loads(path.read_text())
-    if earlier.get("form") != FORM:
-        raise OtherMachine(f"{path} is no table of this version")
-    for name, value in machine.items():
-        if earlier["machine"].get(name) != value:
-            raise OtherMachine(f"{path} was measured with {name} {earlier['machine'].get(name)}, here it is {value}")
-    rows = (read_row(row["bench"], row) for row in earlier["rows"])
-    return {row.key: row for row in rows if row.ratios}
+    """The measured rows of an earlier run. Raises OtherMachine, for a file that is none as well."""
+    try:
+        earlier = json.loads(path.read_bytes())
+        if earlier.get("form") != FORM:
+            raise OtherMachine(f"{path} is no table of this version")
+        for name, value in machine.items():
+            if (then := earlier["machine"].get(name)) != value:
+                raise OtherMachine(f"{path} was measured with {name} {then}, here it is {value}")
+        rows = [read_row(row["bench"], row) for row in earlier["rows"]]
+        return {row.key: row for row in rows if row.ratios and math.isfinite(row.median)}
+    except OSError as error:
+        raise OtherMachine(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise OtherMachine(f"{path} is no table of this bench: {error}") from error
 
 
 def read_rows(bench: str, found: Sequence[Mapping[str, Any]]) -> list[Row]:

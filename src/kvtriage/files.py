@@ -32,10 +32,12 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
     """The bytes of a regular file. Raises OSError, and BadInput for a device or a pipe, which may have no end, and for
     a file of more than `most_bytes`."""
     with open(path, "rb", opener=_open_at_once) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        there = os.fstat(file.fileno())
+        if not stat.S_ISREG(there.st_mode):
             raise BadInput(f"{path} is no regular file", hint="copy what it holds into a file, and name that")
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
+        # A file of /proc says that it holds nothing, and one that is written to grows.
+        data = b"" if there.st_size > most_bytes else file.read(most_bytes + 1)
+    if max(there.st_size, len(data)) > most_bytes:
         raise BadInput(f"{path} holds more than {format_bytes(most_bytes)}", hint="is it the right file? split it")
     return data
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from kvtriage.cli.settings import parse_memory
+from kvtriage.cli.waits import WAIT
 
 __all__ = ["Machine", "Servers", "case_argument", "machine_options"]
 
@@ -125,14 +126,14 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--start-timeout",
-            type=click.FloatRange(min=1),
+            type=WAIT,
             default=1800.0,
             metavar="SECONDS",
             help="How long a server may take to start.  [default: 1800]",
         ),
         click.option(
             "--answer-timeout",
-            type=click.FloatRange(min=1),
+            type=WAIT,
             default=3600.0,
             metavar="SECONDS",
             help="How long one answer of a server may take as a whole.  [default: 3600]",

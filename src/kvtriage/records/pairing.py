@@ -29,6 +29,7 @@ __all__ = [
     "Measure",
     "Paired",
     "Trials",
+    "check_stop",
     "check_trials",
     "generated_spans",
     "kind_of",
@@ -231,6 +232,26 @@ def check_trials(evidence: Evidence, buckets: Iterable[int], trials: Sequence[Tr
         )
     for name, found in drifts.items():
         _check_drift(arms[name], [kl for kl in found if kl is not None])
+
+
+def check_stop(evidence: Evidence, looks: int, trials: Iterable[Trial]) -> None:
+    """Whether these trials are all those of a look that a study of `looks` can have ended at. Raises CaseError."""
+    stop = evidence.stop
+    if stop is None and looks == 1:
+        return
+    asked = {(t.task, t.item_id) for t in trials if isinstance(t, ScoreTrial) and t.arm == BASELINE}
+    if (
+        stop is None
+        or not 1 <= stop.look <= stop.looks == looks
+        or len(asked) != stop.items
+        or (stop.look == looks) != (stop.items == stop.of_items)
+    ):
+        where = "without looks" if stop is None else f"at look {stop.look} of {stop.looks}, after {stop.items:,} items"
+        raise CaseError(
+            f"evidence.json says that a study of {looks} look{'s' * (looks != 1)} ended {where}: "
+            "its plan and trials say otherwise",
+            hint="it was edited by hand: remove it and run kvtriage ablate again; no trial is measured twice",
+        )
 
 
 def _check_drift(arm: ArmRecord, drifts: list[float]) -> None:

@@ -41,6 +41,29 @@ def test_another_form_is_refused(tmp_path: Path) -> None:
         read_earlier(written(tmp_path / "bench.json", form=0), MACHINE)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\x00",
+        b"[1]",
+        b'{"form": 2}',
+        b'{"form": 2, "machine": {}, "rows": [1]}',
+        b'{"form": 2, "machine": {}, "rows": [{"bench": "b", "what": "w", "ratios": ["x"]}]}',
+    ],
+)
+def test_what_is_no_table_is_refused(data: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    file.write_bytes(data)
+    with pytest.raises(OtherMachine, match="is no table of this bench"):
+        read_earlier(file, {})
+
+
+def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OtherMachine, match="cannot read"):
+        read_earlier(tmp_path / "none.json", MACHINE)
+
+
 def test_nothing_runs_before_the_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -128,6 +128,10 @@ def test_variables_are_shown_and_stand_in_the_conditions(tmp_path: Path, spec: C
         ("PIP_INDEX_URL=https://s3cret@example.org/simple", "may hold a secret"),
         ("MYSQL_PWD=s3cret", "may hold a secret"),
         ("HTTP_AUTHORIZATION=s3cret", "may hold a secret"),
+        ("https_proxy=http://s3cret@proxy", "may hold a secret"),
+        ("PGPASS=s3cret", "may hold a secret"),
+        ("A=hf_s3cretS3cretS3cret", "may hold a secret"),
+        ("HEADER=Bearer s3cret", "may hold a secret"),
         ("A=s3cret\n", "not printable"),
     ],
 )

@@ -140,12 +140,43 @@ def test_scores_beyond_the_look_that_stops_are_refused() -> None:
         case.ablate([*everything, more])
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"look": 0},
+        {"look": 4},
+        {"look": -1, "looks": -3},
+        {"looks": 1_000_000},
+        {"look": 2, "looks": 2},
+        {"look": 3},
+        {"items": 15},
+        {"of_items": 16},
+    ],
+)
+def test_a_stop_that_cannot_be_is_refused(changes: dict[str, int]) -> None:
+    evidence, trials = measured(clear)
+    assert evidence.stop is not None
+    edited = msgspec.structs.replace(evidence, stop=msgspec.structs.replace(evidence.stop, **changes))
+    with pytest.raises(CaseError, match="its plan and trials say otherwise"):
+        found_in(clear(), edited, trials)
+
+
+def test_a_study_of_looks_that_says_of_none_is_refused_and_the_other_way_round() -> None:
+    evidence, trials = measured(clear)
+    with pytest.raises(CaseError, match="a study of 3 looks ended without looks"):
+        found_in(clear(), msgspec.structs.replace(evidence, stop=None), trials)
+    read_once = FakeCase(spec=uniform(), study=msgspec.structs.replace(SEVERAL, looks=1))
+    with pytest.raises(CaseError, match="a study of 1 look ended at look 1 of 3"):
+        found_in(read_once, evidence, trials)
+
+
 def test_the_verdict_is_read_with_what_was_spent() -> None:
     """At look 1 of 3 intervals are wider than 95 %, and it is said."""
     case = clear()
     evidence, trials = measured(clear)
     found = found_in(case, evidence, trials)
-    at_once = found_in(case, msgspec.structs.replace(evidence, stop=None), trials)
+    read_once = FakeCase(spec=uniform(), study=msgspec.structs.replace(SEVERAL, looks=1))
+    at_once = found_in(read_once, msgspec.structs.replace(evidence, stop=None), trials)
     for now, fixed in zip(found.rungs[0].reasons, at_once.rungs[0].reasons, strict=True):
         if now.clause in ("kl", "nll", "top1") and now.low is not None and fixed.low is not None:
             assert now.low < fixed.low

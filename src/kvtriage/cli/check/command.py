@@ -16,6 +16,7 @@ from kvtriage.cli.check.answer import Checked, check_checkpoint
 from kvtriage.cli.check.as_text import render_answer
 from kvtriage.cli.check.live import check_live_scales
 from kvtriage.cli.options import Servers
+from kvtriage.cli.waits import WAIT
 from kvtriage.errors import CaseError, ModelError
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.records.scales import ScaleRecord
@@ -37,7 +38,7 @@ SUSPECT = 1
 )
 @click.option(
     "--start-timeout",
-    type=click.FloatRange(min=1),
+    type=WAIT,
     default=1800.0,
     metavar="SECONDS",
     help="How long a server may take to start.  [default: 1800]",

@@ -17,9 +17,13 @@ __all__ = ["read_variables", "show_variables"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(
-    r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIALS?|COOKIE|AUTH|AUTHORIZATION|BEARER)(?:_(?!THRESHOLD)|$)"
+    r"(?:KEY|TOKEN|SECRET|PASS|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIALS?|COOKIE|AUTH|AUTHORIZATION|BEARER)"
+    r"(?:_(?!THRESHOLD)|$)"
 )
-"""A part of a name that ends so: HF_TOKEN, APIKEY_FILE; not TOKENIZERS_PARALLELISM, nor vLLM's ..._TOKEN_THRESHOLD."""
+"""A part of a name that ends so: HF_TOKEN, APIKEY_FILE, PGPASS; not TOKENIZERS_PARALLELISM, nor vLLM's
+..._TOKEN_THRESHOLD."""
+_TOKEN = re.compile(r"\b(?:hf_|gh[opsur]_|github_pat_|glpat-|sk-|xox[abp]-)[\w-]{16}|^(?:bearer|basic) ", re.IGNORECASE)
+"""What tokens of hubs and gateways begin with, whatever name they stand under."""
 _OURS = ("PYTHONPATH", "VLLM_SERVER_DEV_MODE", KEY_VARIABLE)
 """Without which the extension is not found, or not asked."""
 
@@ -36,7 +40,7 @@ def read_variables(words: Sequence[str]) -> dict[str, str]:
             )
         if name in _OURS:
             raise StudyError(f"--server-env {name} is set by kvtriage itself", hint="leave it out")
-        if _SECRET.search(name.upper()) or _names_somebody(value):
+        if _SECRET.search(name.upper()) or _TOKEN.search(value) or _names_somebody(value):
             raise StudyError(
                 f"--server-env {name} may hold a secret, and would stand in records and logs",
                 hint="put it into kvtriage's own environment: servers inherit that, and nothing of it is recorded",
