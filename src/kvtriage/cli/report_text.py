@@ -141,8 +141,10 @@ def _layers(view: CaseView, width: int) -> Iterator[str]:
         yield f"{'▸' if suspect else ' '}{name:>6} {'~' * estimated + rounded(total):>14} {bar}".rstrip()
     if len(bars) > len(worst):
         yield f"  and {len(bars) - len(worst):,} layers that lose less"
-    told = "▒ mantissa, which only BF16 wins back; █ range, which scales can; ▸ most sensitive"
-    yield from _wrapped(told + ("; ~ estimated" if "~" in figure.answer or any(bar[2] for bar in bars) else ""), width)
+    told = "▒ mantissa, which only BF16 wins back; █ range, which scales can"
+    marks = f"; ▸ {view.layer_frame.marked}" if any(bar[1] for bar in bars) else ""
+    guessed = "; ~ estimated" if "~" in figure.answer or any(bar[2] for bar in bars) else ""
+    yield from _wrapped(told + marks + guessed, width)
     yield from _wrapped(figure.answer, width)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kvtriage import __version__
 from kvtriage.engines.base import EngineInfo
 from kvtriage.errors import KvtriageError
-from kvtriage.records.evidence import ArmRecord, Conditions, Evidence
+from kvtriage.records.evidence import ArmRecord, Conditions, Evidence, Stop
 from kvtriage.records.frontier import Frontier
 from kvtriage.records.pairing import KL, Trials, look_of, sort_trials
 from kvtriage.records.plan import Plan
@@ -99,14 +99,16 @@ def provisional(records: Records, trials: Sequence[Trial]) -> Evidence | None:
     """The evidence, or what it would be if no more trials came; None where the arms are not known yet."""
     if records.evidence is not None or records.scales is None or records.sensitivities is None or not trials:
         return records.evidence
+    arms = _arms(records.plan, records.scales, records.sensitivities, trials)
     return Evidence(
         kvtriage_version=__version__,
-        arms=_arms(records.plan, records.scales, records.sensitivities, trials),
+        arms=arms,
         conditions=_conditions(records.plan),
         conditions_hash=trials[0].conditions,
         trials=len(trials),
         noise_floor_kl=0.0,
         peak_bytes=0,
+        stop=_next_look(records.plan, arms, trials),
     )
 
 
@@ -116,12 +118,12 @@ def measure_arms(records: Records, trials: Sequence[Trial]) -> tuple[ArmProgress
     if evidence is None:
         return ()
     study, paired = records.plan.study, sort_trials(evidence.arms, trials, look_of(evidence))
-    confidence = paired.look.confidence(study.rule.confidence)
     asked = count_items(study, cache_spec(records.plan).windows)
     if records.evidence is not None:
         asked = max((len(found) for found in paired.scores.values()), default=0)
     to_time = len(work_to_time(records.plan))
     timed = Counter(trial.arm for trial in trials if isinstance(trial, TimingTrial | LoadTrial))
+    confidence = paired.look.confidence(study.rule.confidence)
     return tuple(
         _measure(arm, paired, asked, timed[arm.name], to_time if arm.role in TIMED_ROLES else 0, confidence)
         for arm in evidence.arms
@@ -147,6 +149,17 @@ def judge(records: Records, trials: Sequence[Trial]) -> Judgement:
     if not found.outcome.decided:
         return Judgement(clauses, False, "cannot tell yet")
     return Judgement(clauses, True, f"so far: {name_arm(found.leaning.arm, records.plan.layers)}")
+
+
+def _next_look(plan: Plan, arms: Sequence[ArmRecord], trials: Sequence[Trial]) -> Stop | None:
+    """The look that the trials are on the way to: nothing is told at more of the error rate than that one spends."""
+    looks = plan.study.looks
+    if looks == 1:
+        return None
+    scored = Counter(trial.arm for trial in trials if isinstance(trial, ScoreTrial))
+    items = min(scored[arm.name] for arm in arms if arm.same_as is None)
+    asked = count_items(plan.study, cache_spec(plan).windows)
+    return Stop(look=min(looks, 1 + items * looks // asked), looks=looks, items=items, of_items=asked, why=None)
 
 
 def _rows(arms: Sequence[ArmRecord], reasons: Sequence[Reason]) -> tuple[ClauseRow, ...]:

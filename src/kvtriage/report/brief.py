@@ -154,12 +154,12 @@ def _tell_unsettled(reasons: Sequence[Reason], given: dict[str, Shown | str]) ->
 
 
 def _items(reasons: Iterable[Reason], given: dict[str, Shown | str]) -> str:
-    """'with 8 items in a cell', as a template; adds its number to `given`."""
+    """'with 5 to 8 items in a cell', as a template; adds its numbers to `given`."""
     counts = [reason.items for reason in reasons if reason.items and reason.cell != "all"]
     if not counts:
         return ""
-    given["items"] = _count(min(counts))
-    return ", with {items} items in a cell"
+    given |= {"items": _count(min(counts)), "most": _count(max(counts))}
+    return ", with {items} items in a cell" if len(set(counts)) == 1 else ", with {items} to {most} items in a cell"
 
 
 def _noise(view: CaseView, given: dict[str, Shown | str]) -> str:

@@ -37,6 +37,7 @@ def test_the_text_says_what_the_page_says() -> None:
         "FP8 per-head             2.81 MiB  2.00×",
         "     11         0.0635 ▒█",
         "Range is lost above all in layer 11",
+        "; ▸ the layer",
         "- Latency was measured on a CPU",
         "vllm serve case/checkpoint --kv-cache-dtype fp8",
     ):

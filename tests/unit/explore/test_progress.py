@@ -102,6 +102,26 @@ def test_intervals_shrink_as_trials_come() -> None:
     assert widths[1] < widths[0]
 
 
+def test_a_study_of_looks_is_read_at_the_look_that_its_trials_are_on_the_way_to() -> None:
+    case = smollm_like()
+    study = msgspec.structs.replace(case.plan.study, items_per_bucket=16)
+    of_two = asking(case, msgspec.structs.replace(study, looks=2))
+    stops = []
+    for count in (len(case.trials) // 3, len(case.trials)):
+        found = provisional(of_two, case.trials[:count])
+        assert found is not None
+        assert found.stop is not None
+        stops.append((found.stop.look, found.stop.looks))
+    assert stops == [(1, 2), (2, 2)]
+    widths = []
+    for asked in (asking(case, study), of_two):
+        unit = next(arm for arm in measure_arms(asked, case.trials[: len(case.trials) // 3]) if arm.name == "fp8_unit")
+        assert unit.low is not None
+        assert unit.high is not None
+        widths.append(unit.high - unit.low)
+    assert widths[1] > 1.2 * widths[0]
+
+
 def test_bf16_drifts_from_nothing() -> None:
     case = gemma_like()
     baseline = next(arm for arm in measure_arms(records(case), case.trials) if arm.name == BASELINE)

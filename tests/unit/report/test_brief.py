@@ -37,6 +37,14 @@ def test_a_decided_case() -> None:
     assert said["What would change it"].startswith("A margin for top-1 changed at 256 tokens below 8.2 %, now 12 %; or")
 
 
+def test_cells_of_unequal_size_are_counted_from_least_to_most() -> None:
+    case = gemma_like()
+    first = next(i for i, r in enumerate(case.verdict.reasons) if r.arm == "fp8_unit" and r.items and r.cell != "all")
+    fewer = msgspec.structs.replace(case.verdict.reasons[first], items=5)
+    reasons = (*case.verdict.reasons[:first], fewer, *case.verdict.reasons[first + 1 :])
+    assert ", with 5 to 8 items in a cell; " in told(with_verdict(case, reasons=reasons))["How sure"]
+
+
 def test_a_clause_that_no_items_could_break_is_not_counted_as_kept() -> None:
     case = gemma_like()
     empty = Reason(
@@ -81,7 +89,9 @@ def test_bf16_gives_up_capacity_and_says_what_kept_fp8_out() -> None:
 def test_an_open_case_says_what_would_settle_it() -> None:
     said = told(undecided())
     assert said["Do"] == "Run it again with --items 41."
-    assert said["How sure"] == "Not yet: 6 of 9 clauses of FP8 scale 1 can't be told at 95 %, with 2 items in a cell."
+    assert (
+        said["How sure"] == "Not yet: 6 of 9 clauses of FP8 scale 1 can't be told at 95 %, with 2 to 8 items in a cell."
+    )
     assert said["What would change it"].startswith("41 items in each cell would settle it")
     assert told(with_verdict(undecided(), items_needed=None))["What would change it"].startswith("Another margin")
 

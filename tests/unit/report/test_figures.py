@@ -124,7 +124,9 @@ def test_retrieval_is_laid_out_by_depth_and_length() -> None:
     assert len(items) == 2
     markup = to_markup(figure.panels[0].narrow)
     assert all(word in markup for word in ("10 %", "50 %", "95 %", "nats per token", "in BF16"))
-    assert "most is lost" in figure.answer
+    assert figure.answer.startswith(
+        "No place finds fewer answers under the chosen arm than in BF16; their NLL rises most "
+    )
 
 
 def test_where_no_answer_is_less_likely_nothing_is_called_lost() -> None:
@@ -162,6 +164,28 @@ def test_layers_and_heads_find_the_planted_place() -> None:
     plain = tuple(row for row in case.sensitivities.layer_probes if row.format == "fp8:unit")
     unbound = replace(case, sensitivities=msgspec.structs.replace(case.sensitivities, layer_probes=plain))
     assert drawn("layers", unbound).answer == "Layer 11 is the most sensitive: KL 0.0635 by itself."
+
+
+def test_a_type_that_stands_in_is_not_called_the_most_sensitive_layers() -> None:
+    case = gemma_like()
+    probes = msgspec.structs.replace(case.sensitivities, suspects_stand_out=False)
+    figure = drawn("layers", replace(case, sensitivities=probes))
+    assert figure.answer.startswith(
+        "In mantissa no layer stands out; of the attention types the sliding layers together lose most, layers 0–4, "
+        "6–10, 12–16. "
+    )
+    assert " ▸ marks the attention type that together loses most in mantissa, not proven." in figure.note
+
+
+def test_only_what_bf16_found_can_be_lost() -> None:
+    case = smollm_like()
+    missed = tuple(
+        msgspec.structs.replace(t, metrics=t.metrics | {"hit": 0.0})
+        if isinstance(t, ScoreTrial) and t.task == "needle" and t.arm != "bf16"
+        else t
+        for t in case.trials
+    )
+    assert drawn("retrieval", replace(case, trials=missed)).answer.startswith("Under the chosen arm most is lost ")
 
 
 def test_a_layer_says_which_of_its_numbers_are_estimates() -> None:

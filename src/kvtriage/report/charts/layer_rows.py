@@ -31,7 +31,7 @@ _MOST_NAMED = 2_500
 
 @dataclass(frozen=True)
 class LayerFrame:
-    """The layers, and which of them are suspected. Unproven suspects are only the most sensitive ones."""
+    """The layers, and which of them are suspected. Unproven suspects only stand in where nobody stands out."""
 
     spec: CacheSpec
     suspects: tuple[int, ...]
@@ -43,10 +43,18 @@ class LayerFrame:
         return math.ceil(self.spec.num_layers / _MOST_ROWS)
 
     @property
+    def marked(self) -> str:
+        """Who the marked layers are. Without proof they are one layer, or a whole type whose sum is the largest."""
+        if self.proven:
+            return "the layers suspected of mantissa"
+        several = len(self.suspects) > 1
+        who = "the attention type that together loses most" if several else "the layer that loses most"
+        return f"{who} in mantissa, not proven"
+
+    @property
     def note(self) -> str:
         """What the marks in the margin say, and where a row is more than a layer: each begins with a space."""
-        marked = "the layers suspected of mantissa" if self.proven else "those most sensitive in mantissa, not proven"
-        told = [f" ▸ marks {marked}."] if self.suspects else []
+        told = [f" ▸ marks {self.marked}."] if self.suspects else []
         if self.spec.is_hybrid:
             told.append(" A bar beside a number marks full attention.")
         if self.layers_a_row > 1:

@@ -150,11 +150,13 @@ def _answer(view: CaseView, damage: dict[str, dict[int, float]], plain: str, gue
 def _mantissa(view: CaseView) -> str:
     """What the stage found of the part that no scale repairs."""
     suspects = view.sensitivities.suspects
-    several = len(suspects) > 1
-    layers = f"layer{'s' if several else ''} {layer_ranges(suspects)}"
+    layers = f"layer{'s' if len(suspects) > 1 else ''} {layer_ranges(suspects)}"
     if view.sensitivities.suspects_stand_out:
         return f"Mantissa is {_most_of(view)} in {layers}."
-    return f"In mantissa no layer stands out; the most sensitive {'are' if several else 'is'} {layers}."
+    if len(suspects) == 1:
+        return f"In mantissa no layer stands out; the most sensitive is {layers}."
+    kind = view.spec.layers[suspects[0]].kind.value
+    return f"In mantissa no layer stands out; of the attention types the {kind} layers together lose most, {layers}."
 
 
 def _most_of(view: CaseView) -> str:

@@ -111,14 +111,15 @@ def _cell(place: _Place | None, top: float) -> GridCell | None:
 
 
 def _answer(view: CaseView, places: list[_Place]) -> str:
-    """The worst place of the chosen arm, or of all candidates where none is chosen."""
+    """The worst place of the chosen arm, or of all candidates where none is chosen; lost is only what BF16 found."""
     chosen = [place for place in places if view.is_chosen(place.arm)]
     worst = max(chosen or places, key=lambda place: place.increase)
     whose = "Under the chosen arm" if chosen else f"Under {style_of(worst.arm).short}"
-    if worst.increase <= 0:
-        where = "Nowhere under the chosen arm" if chosen else "Nowhere"
-        return f"{where}: no mean is above BF16's, and the largest is {worst.told}."
-    return f"{whose} most is lost {worst.told}."
+    if any(place.found < place.found_before for place in chosen or places):
+        return f"{whose} most is lost {worst.told}."
+    rises = f"most {worst.words}, by {signed(worst.increase)} nats per token" if worst.increase > 0 else "nowhere"
+    arm = "the chosen arm" if chosen else "any arm"
+    return f"No place finds fewer answers under {arm} than in BF16; their NLL rises {rises}."
 
 
 def _percent(depth: float) -> str:
