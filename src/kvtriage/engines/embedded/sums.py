@@ -16,5 +16,5 @@ _BY_ONE_THREAD = 1 << 14
 
 def row_sums(values: Tensor) -> Tensor:
     """Over all axes but the first: [n, ...] → [n], float64."""
-    pieces = values.flatten(1).split(_BY_ONE_THREAD, dim=1)
+    pieces = torch.split(values.flatten(1), _BY_ONE_THREAD, dim=1)
     return torch.stack([piece.sum(dim=1, dtype=torch.float64) for piece in pieces]).sum(dim=0)
