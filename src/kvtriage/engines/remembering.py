@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 
 from kvtriage.engines.base import ScoreRequest, Session
-from kvtriage.errors import StudyError
+from kvtriage.errors import CaseError, StudyError
 from kvtriage.records.answers import Answer, Likelihood, Written, digest_of
 
 __all__ = ["Remembering"]
+
+_MOST_ID = 2**31 - 1
+"""Of a token: no tokenizer is asked for more."""
 
 
 class Remembering:
@@ -70,10 +73,17 @@ class Remembering:
         return found
 
     def written(self, prompt: Sequence[int], new_tokens: int) -> Written:
-        """Greedily behind `prompt`. Raises StudyError where the engine does not say which tokens, NonFinite."""
+        """Greedily behind `prompt`. Raises StudyError where the engine does not say which tokens, NonFinite, CaseError
+        for a known answer that cannot be one."""
         asked = digest_of(prompt, new_tokens)
         match self._known.get((Written, asked)):
-            case Written() as known:
+            case Written(token_ids=ids) as known:
+                if len(ids) != new_tokens or not all(0 <= token <= _MOST_ID for token in ids):
+                    raise CaseError(
+                        f"answers.jsonl holds {len(ids)} tokens that arm {self._arm!r} wrote where {new_tokens} were "
+                        "asked, or what are no tokens",
+                        hint="it was edited by hand: remove it, and everything is asked again",
+                    )
                 return known
         (token_ids,) = self._awake().generate([prompt], new_tokens).token_ids
         if len(token_ids) != new_tokens:

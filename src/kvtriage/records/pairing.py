@@ -235,7 +235,10 @@ def check_trials(evidence: Evidence, buckets: Iterable[int], trials: Sequence[Tr
 
 
 def check_stop(evidence: Evidence, looks: int, trials: Iterable[Trial]) -> None:
-    """Whether these trials are all those of a look that a study of `looks` can have ended at. Raises CaseError."""
+    """Whether these trials are all those of a look that a study of `looks` can have ended at.
+
+    Raises CaseError, also for evidence of several looks that names none: it would be a study still under way.
+    """
     stop = evidence.stop
     if stop is None and looks == 1:
         return

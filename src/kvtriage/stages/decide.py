@@ -15,6 +15,7 @@ from kvtriage.kvcache.server_args import vllm_args
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.evidence import Evidence
 from kvtriage.records.imported import Imported
+from kvtriage.records.pairing import check_stop
 from kvtriage.records.plan import Plan
 from kvtriage.records.scales import ScaleRecord
 from kvtriage.records.sensitivities import Sensitivities
@@ -42,9 +43,10 @@ def decide(
 ) -> Verdict:
     """The verdict record. `checkpoint` is the folder of the overlay that holds the scales.
 
-    Raises CaseError for trials or imports that do not belong to this evidence, EngineError for an arm
+    Raises CaseError for trials, looks or imports that do not belong to this evidence, EngineError for an arm
     whose quantisation never engaged.
     """
+    check_stop(evidence, plan.study.looks, trials)
     found = examine(plan, scales, sensitivities, evidence, trials, checkpoint, imports)
     spec, chosen, decided = cache_spec(plan), found.leaning, found.outcome.decided
     return Verdict(

@@ -53,7 +53,8 @@ def examine(
     whose quantisation never engaged.
     """
     check_trials(evidence, plan.study.buckets, trials)
-    check_stop(evidence, plan.study.looks, trials)
+    if evidence.stop is not None:
+        check_stop(evidence, plan.study.looks, trials)
     check_imported(imports, evidence.arms)
     paired, rule = sort_trials(evidence.arms, trials, look_of(evidence)), plan.study.rule
     rungs = order(

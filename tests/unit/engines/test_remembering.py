@@ -13,7 +13,8 @@ import pytest
 
 from kvtriage.engines.base import Applied, Generation, ScoreRequest, ScoreResponse, Session
 from kvtriage.engines.remembering import Remembering
-from kvtriage.records.answers import Answer, digest_of
+from kvtriage.errors import CaseError
+from kvtriage.records.answers import Answer, Written, digest_of
 from tests.unit.tasks.texts import FakeDistribution
 
 
@@ -71,6 +72,13 @@ def test_an_answer_that_json_cannot_hold_is_asked_for_again() -> None:
     with Remembering(session.open, "bf16", "c", (), kept.append) as one:
         assert one.likelihood((5, 7), 1).nats == one.likelihood((5, 7), 1).nats == -math.inf
     assert (len(session.asked), kept) == (2, [])
+
+
+@pytest.mark.parametrize("ids", [(), (1,), (1, 1, 1), (1, -1), (1, 2**40)])
+def test_a_written_answer_that_was_edited_is_refused(ids: tuple[int, ...]) -> None:
+    edited = Written(arm="bf16", asked=digest_of((5, 7), 2), conditions="c", token_ids=ids)
+    with Remembering(Counting().open, "bf16", "c", [edited], print) as one, pytest.raises(CaseError, match="no tokens"):
+        one.written((5, 7), 2)
 
 
 def test_texts_that_only_look_alike_are_told_apart() -> None:

@@ -144,6 +144,12 @@ def test_too_few_trials_are_too_early_and_no_error() -> None:
     assert judge(records(case), one_round(case)).headline.startswith("too early to judge")
 
 
+def test_a_study_of_several_looks_is_followed_before_it_has_stopped_at_one() -> None:
+    case = smollm_like()
+    study = msgspec.structs.replace(case.plan.study, looks=3)
+    assert judge(asking(case, study), case.trials).clauses == judge(records(case), case.trials).clauses
+
+
 def test_a_verdict_that_is_there_is_the_verdict() -> None:
     case = gemma_like()
     judged = judge(records(case, whole=True), case.trials)

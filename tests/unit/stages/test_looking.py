@@ -163,8 +163,10 @@ def test_a_stop_that_cannot_be_is_refused(changes: dict[str, int]) -> None:
 
 def test_a_study_of_looks_that_says_of_none_is_refused_and_the_other_way_round() -> None:
     evidence, trials = measured(clear)
+    case, named_none = clear(), msgspec.structs.replace(evidence, stop=None)
     with pytest.raises(CaseError, match="a study of 3 looks ended without looks"):
-        found_in(clear(), msgspec.structs.replace(evidence, stop=None), trials)
+        decide(case.plan, case.calibrate(), case.diagnose(), named_none, trials, None, {})
+    assert found_in(case, named_none, trials).rungs, "a study under way is read all the same"
     read_once = FakeCase(spec=uniform(), study=msgspec.structs.replace(SEVERAL, looks=1))
     with pytest.raises(CaseError, match="a study of 1 look ended at look 1 of 3"):
         found_in(read_once, evidence, trials)
@@ -175,8 +177,7 @@ def test_the_verdict_is_read_with_what_was_spent() -> None:
     case = clear()
     evidence, trials = measured(clear)
     found = found_in(case, evidence, trials)
-    read_once = FakeCase(spec=uniform(), study=msgspec.structs.replace(SEVERAL, looks=1))
-    at_once = found_in(read_once, msgspec.structs.replace(evidence, stop=None), trials)
+    at_once = found_in(case, msgspec.structs.replace(evidence, stop=None), trials)
     for now, fixed in zip(found.rungs[0].reasons, at_once.rungs[0].reasons, strict=True):
         if now.clause in ("kl", "nll", "top1") and now.low is not None and fixed.low is not None:
             assert now.low < fixed.low
