@@ -135,7 +135,7 @@ def _how_sure(view: CaseView, chosen: ArmRecord | None) -> Sentence:
     given |= {"met": _count(met), "all": _count(len(settled))}
     settleable = " that could be settled" if unsettled else ""
     share = f"{'All {all} of its' if met == len(settled) else '{met} of its {all}'} clauses{settleable}"
-    tail = _items(settled, given) + _noise(view, given) + _tell_unsettled(unsettled, given)
+    tail = _items(settled, given) + _tell_unsettled(unsettled, given) + _noise(view, given)
     return say(f"{share} are met by {{confidence}} intervals{tail}.", **given)
 
 
@@ -145,12 +145,13 @@ def _too_few(reason: Reason) -> bool:
 
 
 def _tell_unsettled(reasons: Sequence[Reason], given: dict[str, Shown | str]) -> str:
-    """'; answers lost could not, with 4 items where at least 6 are needed', as a template."""
+    """'; answers lost could not be settled, with 4 items where at least 6 are needed', as a template."""
     if not reasons:
         return ""
     first = reasons[0]
     given |= {"asked": _count(first.items), "least": _count(first.items_needed or 0)}
-    return f"; {name_clause(first.clause)} could not, with {{asked}} items where at least {{least}} are needed"
+    what = name_clause(first.clause)
+    return f"; {what} could not be settled, with {{asked}} items where at least {{least}} are needed"
 
 
 def _items(reasons: Iterable[Reason], given: dict[str, Shown | str]) -> str:

@@ -25,7 +25,7 @@ from kvtriage.stages import Reporter
 from kvtriage.stages.arms import build_arm, check_applied, design_arms
 from kvtriage.stages.examine import examine
 from kvtriage.stages.loading import no_load
-from kvtriage.stages.looking import check_nothing_beyond, deal_looks, key_of, trials_until, why_stop
+from kvtriage.stages.looking import check_nothing_beyond, deal_looks, key_of, trials_until, what_is_open, why_stop
 from kvtriage.stages.measuring import (
     TIMED_ROLES,
     WARM_UP_TOKENS,
@@ -151,10 +151,10 @@ def ablate(
         check_applied(arm, session.applied(), info, engine.spec)
 
     timed = [own[record.name] for record in arms if record.name in own and record.role in TIMED_ROLES]
-    looks, asked = deal_looks(items, plan.study.looks), set[Item]()
+    looks, asked, in_doubt = deal_looks(items, plan.study.looks), set[Item](), ""
     for number, batch in enumerate(looks, start=1):
         asked |= {key_of(item) for item in batch}
-        run.report = report if len(looks) == 1 else partial(_tell, report, f"look {number} of {len(looks)}, ")
+        run.report = report if len(looks) == 1 else partial(_tell, report, f"look {number} of {len(looks)}{in_doubt}, ")
         # Times are taken at the first look: no part of the error rate is spent on them.
         to_time = timed if number == 1 else []
         if engine.one_arm_at_a_time:
@@ -177,10 +177,12 @@ def ablate(
         if number == len(looks):
             break
         so_far = trials_until(run.trials, asked)
-        why = why_stop(examine(plan, scales, sensitivities, evidence, so_far, None))
+        found = examine(plan, scales, sensitivities, evidence, so_far, None)
+        why = why_stop(found)
         if why is not None:
             check_nothing_beyond(run.trials, so_far, number)
             return msgspec.structs.replace(evidence, stop=msgspec.structs.replace(stop, why=why))
+        in_doubt = f" ({what_is_open(found)})"
     return evidence
 
 

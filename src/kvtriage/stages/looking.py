@@ -16,13 +16,14 @@ from kvtriage.errors import CaseError
 from kvtriage.records.pairing import Item
 from kvtriage.records.study import Study
 from kvtriage.records.trials import ScoreTrial, Trial
+from kvtriage.records.verdict import Reason
 from kvtriage.stages.findings import Findings
 from kvtriage.stages.reading import CANNOT_TELL
-from kvtriage.stages.wording import join_words, name_arm
+from kvtriage.stages.wording import join_words, name_arm, name_clause
 from kvtriage.stats import Look, t_quantile
 from kvtriage.tasks.base import TaskItem
 
-__all__ = ["check_nothing_beyond", "deal_looks", "key_of", "likely_look", "trials_until", "why_stop"]
+__all__ = ["check_nothing_beyond", "deal_looks", "key_of", "likely_look", "trials_until", "what_is_open", "why_stop"]
 
 
 def deal_looks(items: Sequence[TaskItem], total: int) -> tuple[tuple[TaskItem, ...], ...]:
@@ -85,15 +86,26 @@ def why_stop(found: Findings) -> str | None:
     return f"the choice is clear, {name_arm(outcome.choice.arm, found.plan.layers)}"
 
 
+def what_is_open(found: Findings) -> str:
+    """'range of FP8 with scale 1 in doubt': the first of what another look may settle."""
+    for rung in (*found.outcome.doubts, found.leaning, *found.rungs):
+        for reason in rung.reasons:
+            if reason.status == CANNOT_TELL or _lost(reason):
+                return f"{name_clause(reason.clause, reason.cell)} of {name_arm(rung.arm, found.plan.layers)} in doubt"
+    return "the choice in doubt"
+
+
 def _is_open(found: Findings) -> bool:
     """Whether the choice rests on a difference that was not shown yet, or a faster rung may still turn out to hold."""
     unshown = any(
-        (reason.clause == "range" and reason.status == CANNOT_TELL)
-        or (reason.clause == "found" and (reason.value or 0.0) > 0)
-        for reason in found.leaning.reasons
+        (reason.clause == "range" and reason.status == CANNOT_TELL) or _lost(reason) for reason in found.leaning.reasons
     )
     rivals = found.rungs if found.plan.study.rule.latency_weight > 0 else ()
     return unshown or any(rung.allowed and rung.soundness == CANNOT_TELL for rung in rivals)
+
+
+def _lost(reason: Reason) -> bool:
+    return reason.clause == "found" and (reason.value or 0.0) > 0
 
 
 def _spread(keys: Sequence[Item]) -> list[Item]:

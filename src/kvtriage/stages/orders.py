@@ -122,7 +122,8 @@ def _time_shapes(run: Measuring, split: Split, arms: Sequence[Arm]) -> None:
                 run.warm_up(session, split)
                 warm.add(arm.name)
             run.time(session, arm, work, split)
-    run.report("timing", len(pending), len(pending))
+    if pending:
+        run.report("timing", len(pending), len(pending))
 
 
 def arm_by_arm(
@@ -179,7 +180,8 @@ def _time_all(run: Measuring, session: Session, arm: Arm, untimed: Sequence[Work
         if number == 0:
             run.warm_up(session, split)
         run.time(session, arm, work, split)
-    run.report(what, len(untimed), len(untimed))
+    if untimed:
+        run.report(what, len(untimed), len(untimed))
 
 
 def _key(item: TaskItem) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from kvtriage.records.scales import ScaleRecord
 from kvtriage.records.sensitivities import Sensitivities
 from kvtriage.records.study import Study
 from kvtriage.records.trials import Trial
+from kvtriage.stages import Reporter
 from kvtriage.stages.ablate import ablate
 from kvtriage.stages.calibrate import calibrate
 from kvtriage.stages.diagnose import diagnose
@@ -110,7 +111,10 @@ class FakeCase:
         return diagnose(self.plan, self.calibrate(), self.split, self.engine, done, sink, silent, {})
 
     def ablate(
-        self, done: list[Trial] | None = None, sink: Callable[[Trial], None] | None = None
+        self,
+        done: list[Trial] | None = None,
+        sink: Callable[[Trial], None] | None = None,
+        report: Reporter | None = None,
     ) -> tuple[Evidence, list[Trial]]:
         """The evidence, and the trials that came out of this run alone; `sink` sees those of a run that fails."""
         new: list[Trial] = []
@@ -123,7 +127,7 @@ class FakeCase:
             self.engine,
             done or [],
             new.append if sink is None else sink,
-            silent,
+            report or silent,
             {},
         )
         return evidence, new

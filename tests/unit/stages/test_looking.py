@@ -99,6 +99,18 @@ def test_an_unclear_study_goes_on_to_the_end_and_says_what_it_takes() -> None:
     assert verdict.items_needed is None or verdict.items_needed > 24
 
 
+def test_a_look_says_what_it_is_for_and_times_nothing_again() -> None:
+    told: dict[str, None] = {}
+    unclear().ablate(report=lambda what, done, total: told.setdefault(what))
+    first, *later = told
+    assert first == "look 1 of 3, scoring items"
+    assert "look 1 of 3, timing" in told
+    scoring = [what for what in later if what.endswith(", scoring items")]
+    assert [what[:11] for what in scoring] == ["look 2 of 3", "look 3 of 3"]
+    assert all(" (KL at 64 tokens of FP8 with scale 1 in doubt), " in what for what in scoring)
+    assert len(told) == 4
+
+
 def test_a_study_of_one_look_says_nothing_of_looks() -> None:
     case = FakeCase(spec=uniform(), study=msgspec.structs.replace(SEVERAL, looks=1))
     evidence, trials = case.ablate()
