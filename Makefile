@@ -38,6 +38,7 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "kvtriage needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@echo "installing into $(VENV): a few minutes, 2 GB"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine,vllm,demo,docs,dev]'
