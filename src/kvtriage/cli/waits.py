@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import click
 
@@ -14,7 +15,7 @@ _MOST_S = 7 * 86400
 class _Wait(click.FloatRange):
     """Seconds, from one to a week. Not nan, which no range refuses: whoever waits until it is over waits for ever."""
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         seconds: float = super().convert(value, param, ctx)
         if math.isnan(seconds):
             self.fail(f"{value} is no number of seconds", param, ctx)
