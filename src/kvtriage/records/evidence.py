@@ -71,6 +71,11 @@ class Stop(Part, frozen=True):
     why: str | None
     """Why more items would not have helped; None where the last look came first."""
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a look that no study has."""
+        if not 1 <= self.look <= self.looks <= self.of_items:
+            raise ValueError(f"there is no look {self.look} of {self.looks} at {self.of_items} items")
+
 
 class Evidence(Record, frozen=True):
     """evidence.json: the arms and conditions of trials.jsonl, written when all are in."""

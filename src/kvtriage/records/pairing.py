@@ -245,7 +245,7 @@ def check_stop(evidence: Evidence, looks: int, trials: Iterable[Trial]) -> None:
     asked = {(t.task, t.item_id) for t in trials if isinstance(t, ScoreTrial) and t.arm == BASELINE}
     if (
         stop is None
-        or not 1 <= stop.look <= stop.looks == looks
+        or stop.looks != looks
         or len(asked) != stop.items
         or (stop.look == looks) != (stop.items == stop.of_items)
     ):

@@ -14,7 +14,7 @@ from kvtriage.kvcache.price import price_policy
 from kvtriage.records.evidence import ArmRecord, Evidence
 from kvtriage.records.imported import Imported, check_imported
 from kvtriage.records.latency import traffic
-from kvtriage.records.pairing import BASELINE, Trials, check_stop, check_trials, look_of, sort_trials
+from kvtriage.records.pairing import BASELINE, Trials, check_trials, look_of, sort_trials
 from kvtriage.records.plan import Plan
 from kvtriage.records.scales import ScaleRecord
 from kvtriage.records.sensitivities import Sensitivities
@@ -49,12 +49,10 @@ def examine(
     checkpoint: str | None,
     imports: Sequence[Imported] = (),
 ) -> Findings:
-    """Raises CaseError for trials, looks or imports that do not belong to this evidence, EngineError for an arm
+    """Raises CaseError for trials or imports that do not belong to this evidence, EngineError for an arm
     whose quantisation never engaged.
     """
     check_trials(evidence, plan.study.buckets, trials)
-    if evidence.stop is not None:
-        check_stop(evidence, plan.study.looks, trials)
     check_imported(imports, evidence.arms)
     paired, rule = sort_trials(evidence.arms, trials, look_of(evidence)), plan.study.rule
     rungs = order(

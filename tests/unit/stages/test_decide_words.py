@@ -10,6 +10,7 @@ import pytest
 
 from kvtriage.records.evidence import Stop
 from kvtriage.records.rule import Rule
+from kvtriage.records.trials import ScoreTrial
 from kvtriage.records.verdict import Verdict
 from kvtriage.stages.decide import decide
 from kvtriage.stages.findings import heads_off_range
@@ -231,10 +232,14 @@ def test_scales_that_would_help_a_little_are_called_optional() -> None:
 def test_differences_between_arms_are_drawn_as_wide_as_their_look_asks() -> None:
     """The same numbers at the second of three looks: what calibration changed and would win is less sure."""
     case = replace(Case(), kl={**Case().kl, "fp8_per_tensor": 0.0075, "bound": 0.0085})
-    stop = Stop(look=2, looks=3, items=64, of_items=96, why="the choice is clear, FP8 at scale 1")
+    trials, plan = case.trials(), case.plan()
+    items = sum(isinstance(trial, ScoreTrial) and trial.arm == "bf16" for trial in trials)
+    stop = Stop(look=2, looks=3, items=items, of_items=3 * items // 2, why="the choice is clear, FP8 at scale 1")
     widths = []
-    for evidence in (case.evidence(), msgspec.structs.replace(case.evidence(), stop=stop)):
-        told = said(decide(case.plan(), case.scales(), case.sensitivities(), evidence, case.trials(), None, {}))
+    for looks, ended in ((1, None), (3, stop)):
+        asked = msgspec.structs.replace(plan, study=msgspec.structs.replace(plan.study, looks=looks))
+        evidence = msgspec.structs.replace(case.evidence(), stop=ended)
+        told = said(decide(asked, case.scales(), case.sensitivities(), evidence, trials, None, {}))
         for change in (r"calibration \([^)]*\) -\S+", r"lower drift by \S+"):
             found = re.search(rf"{change} \((\S+) to (\S+)\)", told)
             assert found is not None, told

@@ -17,6 +17,7 @@ from kvtriage.records.rule import Rule
 from kvtriage.records.study import Study
 from kvtriage.records.study_limits import validate_study
 from kvtriage.records.trials import ScoreTrial, Trial
+from kvtriage.records.verdict import Verdict
 from kvtriage.stages.decide import decide
 from kvtriage.stages.examine import examine
 from kvtriage.stages.explain import explain
@@ -49,6 +50,10 @@ def measured(case: Callable[[], FakeCase]) -> tuple[Evidence, tuple[Trial, ...]]
 
 def found_in(case: FakeCase, evidence: Evidence, trials: Sequence[Trial]) -> Findings:
     return examine(case.plan, case.calibrate(), case.diagnose(), evidence, trials, None)
+
+
+def decided_on(case: FakeCase, evidence: Evidence, trials: Sequence[Trial]) -> Verdict:
+    return decide(case.plan, case.calibrate(), case.diagnose(), evidence, trials, None, {})
 
 
 def item(task: str, bucket: int, number: int) -> TaskItem:
@@ -94,7 +99,7 @@ def test_an_unclear_study_goes_on_to_the_end_and_says_what_it_takes() -> None:
     case = unclear()
     evidence, trials = measured(unclear)
     assert evidence.stop == Stop(look=3, looks=3, items=48, of_items=48, why=None)
-    verdict = decide(case.plan, case.calibrate(), case.diagnose(), evidence, trials, None, {})
+    verdict = decided_on(case, evidence, trials)
     assert (verdict.status, verdict.choice) == ("cannot_tell", None)
     assert verdict.items_needed is None or verdict.items_needed > 24
 
@@ -116,7 +121,7 @@ def test_a_study_of_one_look_says_nothing_of_looks() -> None:
     evidence, trials = case.ablate()
     assert evidence.stop is None
     assert set(scored(trials).values()) == {48}
-    verdict = decide(case.plan, case.calibrate(), case.diagnose(), evidence, trials, None, {})
+    verdict = decided_on(case, evidence, trials)
     assert not any("look" in sentence for sentence in (*verdict.sentences, *verdict.caveats))
     assert not any("look" in line for line in explain(found_in(case, evidence, trials)))
 
@@ -153,12 +158,18 @@ def test_scores_beyond_the_look_that_stops_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    "changes", [{"look": 0}, {"look": 4}, {"look": -1, "looks": -3}, {"looks": 1_000_000}, {"of_items": 2}]
+)
+def test_a_look_that_no_study_has_is_refused(changes: dict[str, int]) -> None:
+    evidence, _ = measured(clear)
+    assert evidence.stop is not None
+    with pytest.raises(ValueError, match="there is no look"):
+        msgspec.structs.replace(evidence.stop, **changes)
+
+
+@pytest.mark.parametrize(
     "changes",
     [
-        {"look": 0},
-        {"look": 4},
-        {"look": -1, "looks": -3},
-        {"looks": 1_000_000},
         {"look": 2, "looks": 2},
         {"look": 3},
         {"items": 15},
@@ -170,18 +181,18 @@ def test_a_stop_that_cannot_be_is_refused(changes: dict[str, int]) -> None:
     assert evidence.stop is not None
     edited = msgspec.structs.replace(evidence, stop=msgspec.structs.replace(evidence.stop, **changes))
     with pytest.raises(CaseError, match="its plan and trials say otherwise"):
-        found_in(clear(), edited, trials)
+        decided_on(clear(), edited, trials)
 
 
 def test_a_study_of_looks_that_says_of_none_is_refused_and_the_other_way_round() -> None:
     evidence, trials = measured(clear)
     case, named_none = clear(), msgspec.structs.replace(evidence, stop=None)
     with pytest.raises(CaseError, match="a study of 3 looks ended without looks"):
-        decide(case.plan, case.calibrate(), case.diagnose(), named_none, trials, None, {})
+        decided_on(case, named_none, trials)
     assert found_in(case, named_none, trials).rungs, "a study under way is read all the same"
     read_once = FakeCase(spec=uniform(), study=msgspec.structs.replace(SEVERAL, looks=1))
     with pytest.raises(CaseError, match="a study of 1 look ended at look 1 of 3"):
-        found_in(read_once, evidence, trials)
+        decided_on(read_once, evidence, trials)
 
 
 def test_the_verdict_is_read_with_what_was_spent() -> None:
@@ -194,7 +205,7 @@ def test_the_verdict_is_read_with_what_was_spent() -> None:
         if now.clause in ("kl", "nll", "top1") and now.low is not None and fixed.low is not None:
             assert now.low < fixed.low
             assert (now.p_beyond or 0.0) >= (fixed.p_beyond or 0.0)
-    told = " ".join(decide(case.plan, case.calibrate(), case.diagnose(), evidence, trials, None, {}).sentences)
+    told = " ".join(decided_on(case, evidence, trials).sentences)
     assert "The study stopped at look 1 of 3, after 16 of 48 items: intervals are drawn at 99.8 %" in told
     lines = "\n".join(explain(found))
     assert "look 1 of 3, after 16 of 48 items: the choice is clear" in lines
