@@ -41,8 +41,9 @@ def find_chromium() -> str | None:
     return os.environ.get("KVTRIAGE_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
 
 
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Closed behind the tests of a file: while it is open an event loop runs, and others cannot start theirs."""
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = find_chromium()
     if chromium is None or not Path(chromium).exists():
