@@ -17,6 +17,7 @@ from kvtriage.checkpoints.scale_loading import Fate, Heads, LayerLoad, Loader, c
 from kvtriage.checkpoints.stored_scales import HeldScales, StoredScale
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
+from kvtriage.units import format_count
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -232,14 +233,17 @@ def _of_values(scales: Sequence[StoredScale]) -> Iterator[Finding]:
     for level, says, is_so in _VALUES:
         hit = [scale for scale in scales if scale.values is not None and any(map(is_so, scale.values))]
         if hit:
-            yield Finding(level, f"{_count(hit)} {'are' if len(hit) > 1 else 'is'} {says}: {_names(hit)}")
+            yield Finding(
+                level, f"{format_count(len(hit), 'scale')} {'are' if len(hit) > 1 else 'is'} {says}: {_names(hit)}"
+            )
     for tensor in ("k", "v", "q"):
         yield from _far_off(tensor, [scale for scale in scales if scale.tensor == tensor])
     odd = [scale for scale in scales if scale.values is None]
     if odd:
         yield Finding(
             Level.WRONG,
-            f"{_count(odd)} cannot be one, by dtype or size: {_names(odd)}, {odd[0].dtype} {[*odd[0].shape]}",
+            f"{format_count(len(odd), 'scale')} cannot be one, by dtype or size: {_names(odd)}, "
+            f"{odd[0].dtype} {[*odd[0].shape]}",
         )
     half = {scale.dtype for scale in scales} & {"BF16", "F16"}
     if half:
@@ -264,7 +268,8 @@ def _far_off(tensor: str, scales: Sequence[StoredScale]) -> Iterator[Finding]:
     if far:
         yield Finding(
             Level.SUSPECT,
-            f"{_count(far)} of {tensor} more than {_FAR_OCTAVES:.0f} octaves from the others: {_names(far)}",
+            f"{format_count(len(far), 'scale')} of {tensor} more than {_FAR_OCTAVES:.0f} octaves from the others: "
+            f"{_names(far)}",
         )
 
 
@@ -309,10 +314,6 @@ def _grouped(scales: Sequence[StoredScale], key: Callable[[StoredScale], _Key]) 
     for scale in scales:
         found.setdefault(key(scale), []).append(scale)
     return list(found.items())
-
-
-def _count(scales: Sequence[StoredScale]) -> str:
-    return f"{len(scales)} scale{'s' if len(scales) > 1 else ''}"
 
 
 def _names(scales: Sequence[StoredScale]) -> str:

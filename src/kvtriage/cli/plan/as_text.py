@@ -15,7 +15,7 @@ from kvtriage.kvcache.spec import CacheSpec, IndexKeys, LayerKind, LayerSpec, Si
 from kvtriage.kvcache.support.backend_choice import Serving, pick_backend
 from kvtriage.kvcache.support.cautions import Severity
 from kvtriage.kvcache.support.findings import Finding
-from kvtriage.units import format_bytes, format_tokens
+from kvtriage.units import format_bytes, format_count, format_tokens
 
 __all__ = ["describe_layers", "render_plan"]
 
@@ -51,7 +51,7 @@ def render_plan(answer: PlanAnswer, *, in_full: bool = False) -> str:
 
 
 def _model_text(spec: CacheSpec) -> str:
-    lines = [f"{spec.model_type}: {_count(spec.num_layers, 'layer')} ({describe_layers(spec)})"]
+    lines = [f"{spec.model_type}: {format_count(spec.num_layers, 'layer')} ({describe_layers(spec)})"]
     geometries = {
         (layer.num_attention_heads, layer.num_kv_heads, layer.head_dim)
         for layer in spec.layers
@@ -59,12 +59,12 @@ def _model_text(spec: CacheSpec) -> str:
     }
     if len(geometries) == 1:
         num_attention_heads, num_kv_heads, head_dim = geometries.pop()
-        kv_heads = _count(num_kv_heads, "KV head")
-        lines.append(f"{_count(num_attention_heads, 'query head')}, {kv_heads}, head_dim {head_dim}")
+        kv_heads = format_count(num_kv_heads, "KV head")
+        lines.append(f"{format_count(num_attention_heads, 'query head')}, {kv_heads}, head_dim {head_dim}")
     elif geometries:
         lines.append("heads and head_dim differ between layers")
     if spec.draft_layers:
-        lines.append(f"a drafter of {_count(len(spec.draft_layers), 'layer')}, used where the engine speculates")
+        lines.append(f"a drafter of {format_count(len(spec.draft_layers), 'layer')}, used where the engine speculates")
     lines.append(f"contexts up to {format_tokens(spec.max_model_len)} tokens")
     return "\n".join(wrap(line) for line in lines)
 
@@ -185,19 +185,13 @@ def _row(label: str, count: str, held: str, positions: str, bf16: str, fp8: str,
 def _conclusion(policy: CachePolicy, worksheet: Worksheet) -> str:
     lines = [f"All BF16 takes {worksheet.ratio_vs_bf16:.3f} times as much as this policy."]
     if policy.skip_layers and not policy.is_native:
-        extra = worksheet.policy_bytes - worksheet.fp8_bytes
-        lines.append(
-            f"Keeping {_count(len(policy.skip_layers), 'layer')} in BF16 costs {format_bytes(extra)} over all FP8."
-        )
+        kept, extra = format_count(len(policy.skip_layers), "layer"), worksheet.policy_bytes - worksheet.fp8_bytes
+        lines.append(f"Keeping {kept} in BF16 costs {format_bytes(extra)} over all FP8.")
     if worksheet.scale_bytes:
         over = worksheet.scale_bytes_over_per_tensor
         compared = f", {over:,} more than per tensor" if over else ""
         lines.append(f"Scales take {worksheet.scale_bytes:,} bytes{compared}; they do not grow with the context.")
     return "\n".join(wrap(line) for line in lines)
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _line(answer: PlanAnswer) -> Iterator[str]:

@@ -36,7 +36,8 @@ TOLD = "the answer says why"
     "contexts",
     multiple=True,
     metavar="TOKENS",
-    help="Length of one sequence of the batch; repeat it, or separate by commas.  [default: --max-model-len]",
+    help="Length of one sequence of the batch, such as 32K (32,768; 32k is 32,000, as vLLM reads it); "
+    "repeat it, or separate by commas.  [default: --max-model-len]",
 )
 @click.option(
     "--skip", VLLM_SKIP, metavar="LAYERS", help="Layers kept in BF16: sliding_window, full_attention, or 0,5,7-9."

@@ -115,7 +115,9 @@ def _scaling(
     serving = Serving(backend=backend)
     plain = pick_backend(spec, CachePolicy.fp8(spec.num_layers, Scaling.PER_TENSOR, skip), gpu, serving)
     if not plain.serves_per_head:
-        return Scaling.PER_TENSOR, (f"scaling = per_tensor (no backend on {gpu.title} takes a scale for each head here)",)
+        return Scaling.PER_TENSOR, (
+            f"scaling = per_tensor (no backend on {gpu.title} takes a scale for each head here)",
+        )
     per_head = pick_backend(spec, CachePolicy.fp8(spec.num_layers, Scaling.PER_HEAD, skip), gpu, serving)
     if plain.name != per_head.name:
         because += f"; unit and per_tensor get {plain.name} on {gpu.title}"
