@@ -57,8 +57,8 @@ def draw_repairable(view: CaseView) -> Figure | Absent:
         question=_QUESTION,
         answer=_answer(view, groups, measured),
         note=f"Mean KL over {format_count(len(view.sensitivities.probe_items), 'probe text')}. What lies beyond the "
-        "best of the other formats is range, and scales can win it back; what the best of them loses is mantissa, and only "
-        f"BF16 can.{' ~ marks an estimate, which no probe measured.' if guessed else ''}",
+        "best of the other formats is range, and scales can win it back; what the best of them loses is mantissa, and "
+        f"only BF16 can.{' ~ marks an estimate, which no probe measured.' if guessed else ''}",
         panels=(Panel("Quantised together, all else in BF16", drawing),),
         table=Table.of(
             ("layers", "stored as", "estimated", "KL", *(f"text {index + 1}" for index in range(_texts(view)))),
