@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from kvtriage.checkpoints.scale_loading import Fate, Heads, LayerLoad, Loader, choose_loader, predict_loading
 from kvtriage.checkpoints.stored_scales import HeldScales, StoredScale
+from kvtriage.kvcache.layer_runs import layer_runs, write_runs
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
 from kvtriage.units import format_count
@@ -81,14 +82,7 @@ def name_layers(layers: Collection[int], total: int | None = None) -> str:
     """'layers 0-2, 5', 'layer 3', 'all 30 layers'."""
     if total is not None and len(layers) == total > 1:
         return f"all {total} layers"
-    runs: list[list[int]] = []
-    for layer in sorted(layers):
-        if runs and layer == runs[-1][-1] + 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    words = ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"layer{'s' if len(layers) > 1 else ''} {words}"
+    return f"layer{'s' if len(layers) > 1 else ''} {write_runs(layer_runs(layers))}"
 
 
 def _of_config(held: HeldScales) -> Iterator[Finding]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
 from kvtriage.cli.plan.answer import PlanAnswer, Question, serve_words
 from kvtriage.cli.plan.engine_text import render_engine
 from kvtriage.cli.plan.paragraphs import bullet, indented, wrap
 from kvtriage.cli.plan.rows import announced, rank_lines
+from kvtriage.kvcache.layer_runs import layer_runs, write_runs
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.price import LayerPrice, Worksheet, price_layers
 from kvtriage.kvcache.spec import CacheSpec, IndexKeys, LayerKind, LayerSpec, SideCache, StateTensor
@@ -243,7 +243,7 @@ def _serving_text(question: Question) -> str:
     lines = []
     if policy.skip_layers and not policy.is_native:
         noun = "layer" if len(policy.skip_layers) == 1 else "layers"
-        lines.append(wrap(f"In BF16: {noun} {_ranges(policy.skip_layers)}"))
+        lines.append(wrap(f"In BF16: {noun} {write_runs(layer_runs(policy.skip_layers))}"))
     lines.append("vllm serve, with a checkpoint that holds the scales:" if _reads_scales(question) else "vllm serve:")
     lines.append(indented(" ".join(serve_words(question))))
     if question.typed.layout is not None:
@@ -260,9 +260,3 @@ def _reads_scales(question: Question) -> bool:
         return True
     serving = Serving(backend=None if backend is None else backend.value, declared=question.declared)
     return not pick_backend(question.spec, policy, question.gpu, serving).computes_scales
-
-
-def _ranges(layers: Sequence[int]) -> str:
-    """(0, 5, 7, 8, 9) to '0, 5, 7-9'."""
-    runs = [[idx for _, idx in run] for _, run in groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])]
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
