@@ -1,4 +1,4 @@
-"""How much memory this process has held."""
+"""How much memory is free, and how much this process has held."""
 
 from __future__ import annotations
 
@@ -7,7 +7,21 @@ import resource
 import sys
 from pathlib import Path
 
-__all__ = ["peak_memory_bytes", "reset_peak_memory"]
+__all__ = ["available_bytes", "peak_memory_bytes", "reset_peak_memory"]
+
+
+def available_bytes() -> int | None:
+    """Memory that is free, on Linux; a control group's limit counts too."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    group = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError):  # no limit reads 'max'
+        limit = int((group / "memory.max").read_text())
+        free = min(free, limit - int((group / "memory.current").read_text()))
+    return free
 
 
 def peak_memory_bytes() -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtriage.memory import peak_memory_bytes, reset_peak_memory
+from kvtriage.memory import available_bytes, peak_memory_bytes, reset_peak_memory
 
 STATUS = Path("/proc/self/status")
 CHILD = "from kvtriage.memory import peak_memory_bytes; print(peak_memory_bytes())"
@@ -42,3 +42,13 @@ def test_a_reset_forgets_what_is_held_no_more() -> None:
     del held
     reset_peak_memory()
     assert peak_memory_bytes() < peak - (32 << 20)
+
+
+def test_a_control_groups_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"meminfo": "MemTotal: 9 kB\nMemAvailable: 4096 kB\n", "memory.max": "max\n", "memory.current": "1048576\n"}
+    monkeypatch.setattr(Path, "read_text", lambda path: told[path.name])
+    assert available_bytes() == 4096 * 1024
+    told["memory.max"] = "3145728\n"
+    assert available_bytes() == 2 << 20
+    told["meminfo"] = "MemTotal: 9 kB\n"
+    assert available_bytes() is None

@@ -79,7 +79,8 @@ def _timed(trials: Trials, arm: ArmRecord | None, context_len: int, confidence: 
     if band is not None and band[0] <= 0:
         text = f"{format_seconds(value)} (up to {format_seconds(band[1])})"
     else:
-        text = format_interval(value, *(band or (None, None)), format_seconds)
+        low, high = band or (None, None)
+        text = format_interval(value, low, high, format_seconds)
     return Timed(arm.name, arm.label, value, text)
 
 

@@ -22,14 +22,14 @@ from kvtriage.engines.base import (
     keep_nothing,
 )
 from kvtriage.engines.embedded.engine import engine_threads, engine_version, resolve_device
-from kvtriage.engines.embedded.memory import FLOAT_BYTES, WITHIN_A_LAYER, available_bytes
+from kvtriage.engines.embedded.memory import FLOAT_BYTES, WITHIN_A_LAYER
 from kvtriage.engines.embedded.model import native_dtype
 from kvtriage.engines.embedded.observing import Observing, SeenBy
 from kvtriage.engines.embedded.streaming import StreamedModel, load_streamed_model, open_weights
 from kvtriage.engines.embedded.tokenizer import load_tokenizer
 from kvtriage.errors import StudyError
 from kvtriage.kvcache.spec import CacheSpec
-from kvtriage.memory import peak_memory_bytes
+from kvtriage.memory import available_bytes, peak_memory_bytes
 from kvtriage.units import format_bytes
 
 __all__ = ["BoundedEngine", "bound_for", "open_bounded_engine"]
