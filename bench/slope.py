@@ -151,8 +151,8 @@ def store_once(spec: CacheSpec, attention: StoringAttention, clock: Callable[[],
     """Seconds to store one more token in every layer."""
     news = [torch.ones(1, layer.num_kv_heads, 1, layer.head_dim) for layer in spec.layers]
     start = clock()
-    for new, cache in zip(news, attention._caches, strict=True):
-        cache.append_one(new, new)
+    for new, cache, reader in zip(news, attention._caches, attention._readers, strict=True):
+        cache.append_one(new, new, reader.writers if reader else None)
     return clock() - start
 
 
