@@ -192,6 +192,9 @@ class ScoreRequest:
     item_id: str
     token_ids: tuple[int, ...]
     score_from: int
+    cuts: tuple[int, ...] = ()
+    """Where the text may be read in pieces, ascending, all before `score_from`: other texts begin as these do. See
+    engines.beginnings; an engine that shares nothing among texts reads it whole."""
 
 
 @dataclass(frozen=True)
