@@ -147,6 +147,8 @@ class EngineInfo:
     """Whether arms may run on another attention backend than `backend`."""
     screens: bool = False
     """Whether it sees its layers: then `screen` answers, and a probe is resumed at the first layer that it changes."""
+    reads_once: bool = False
+    """Whether it reads once what texts begin with that are asked one after the other, and cut there."""
     longest_text: int | None = None
     """Tokens that it reads at the most, those written behind them included; None for the model's own limit."""
 

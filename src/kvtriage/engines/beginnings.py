@@ -1,9 +1,9 @@
 """Texts that begin alike: where each is cut, so that what they share is read once.
 
-A needle is hidden in a text that is scored itself, and begins as that text does; the answers of one question share all
-of it. Such texts are read in pieces, cut where they part, and an engine that keeps what it stored of a piece goes
-on from there. Where a text is cut follows from the token ids of all that are asked, and from nothing else: so it is read
-in the same pieces whoever reads it, and whatever was read before.
+A needle is hidden in a text that is scored itself, and begins as that text does; the answers of one question share
+all of it. Such texts are read in pieces, cut where they part, and an engine that keeps what it stored of a piece goes
+on from there. Where a text is cut follows from the token ids of all that are asked, and from nothing else: so it is
+read in the same pieces whoever reads it, and whatever was read before.
 """
 
 from __future__ import annotations

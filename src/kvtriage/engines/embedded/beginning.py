@@ -2,8 +2,8 @@
 
 Where a text is cut, what an arm has stored by then is kept as the arm stores it, a sliding layer's window included. A
 text that begins alike goes on behind it. What is stored of a piece depends on the tokens up to its end, on where these
-are cut, and on the arm, so it does not matter which text left it there, or whether it is there at all. Of one text after
-another only what the next one begins with stays.
+are cut, and on the arm, so it does not matter which text left it there, or whether it is there at all. Of one text
+after another only what the next one begins with stays.
 """
 
 from __future__ import annotations

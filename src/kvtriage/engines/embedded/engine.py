@@ -94,6 +94,7 @@ class EmbeddedEngine(Observing):
             threads=self._threads,
             per_head_scales=True,
             screens=True,
+            reads_once=True,
         )
 
     @contextlib.contextmanager
