@@ -99,7 +99,7 @@ PARTS = (
     Part("ragged.py", (), 60),
     Part("slope.py", ("--steps", "15"), 150),
     Part("slope.py", ("--steps", "9", "--model", "demo:gemma3-270m", "--lengths", *_LONG), 150),
-    Part("study.py", ("--rounds", "3"), 300),
+    Part("study.py", ("--rounds", "3"), 360),
     Part("calibration.py", (), 360),
     Part("prices.py", (), 60),
     Part("explorer.py", (), 60),

@@ -339,3 +339,15 @@ def test_the_cost_counts_what_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
         if arm.same_as is None:
             found = ArmCost(spent[arm.name, "read"], spent[arm.name, "decoded"])
             assert found == cost_arm(case.plan, case.items, arm.role), arm.name
+
+
+def test_what_texts_share_is_priced_once_where_an_engine_reads_it_once() -> None:
+    case = FakeCase(study=msgspec.structs.replace(STUDY, buckets=(512,)))
+    text = case.items[0]
+    ids = text.request.token_ids
+    needle = dataclasses.replace(text.request, item_id="needle", token_ids=(*ids[:300], *reversed(ids[300:])))
+    items = [*case.items, dataclasses.replace(text, request=needle)]
+    whole, once = (cost_arm(case.plan, items, "noise", read_once=read_once) for read_once in (False, True))
+    assert whole.read_tokens == 512 * len(items)
+    assert once.read_tokens == whole.read_tokens - 256
+    assert whole.decoded_tokens == once.decoded_tokens == 0

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from kvtriage.engines.base import Arm, Engine, ScoreRequest, ScoreResponse
+from kvtriage.engines.base import Arm, ScoreRequest, ScoreResponse
 from kvtriage.engines.beginnings import PIECE_TOKENS, count_read, cut_where_alike, order_alike
 from kvtriage.engines.embedded import attention
 from kvtriage.engines.embedded.beginning import Beginnings
 from kvtriage.engines.embedded.engine import EmbeddedEngine, open_engine
 from kvtriage.engines.embedded.log_probs import LogProbs
 from kvtriage.engines.embedded.sharing import SharedPasses
+from kvtriage.engines.remembering import Remembering
 from kvtriage.errors import NonFinite
 from kvtriage.fp8.scales import SubOctaves
 from kvtriage.kvcache.policy import CachePolicy, Mantissa, Scaling
 from kvtriage.kvcache.readers import read_cache_spec
+from kvtriage.records.answers import Answer
 from tests.unit.engines import tiny
 
 FAMILIES = {"llama": tiny.llama, "gemma3": tiny.gemma3, "gemma2": tiny.gemma2, "gpt_oss": tiny.gpt_oss}
@@ -70,6 +72,10 @@ def engine(folder: Path) -> EmbeddedEngine:
     return opened(folder, 1)
 
 
+def quiet(_done: int, _total: int) -> None:
+    """Nobody is watching."""
+
+
 llama_alone = pytest.mark.parametrize("folder", ["llama"], indirect=True)
 
 
@@ -118,7 +124,7 @@ def test_any_number_of_threads_gives_the_same_bits(folder: Path) -> None:
     def scores(threads: int) -> list[tuple[str, tuple[float, ...]]]:
         engine, found = opened(folder, threads), list[tuple[str, tuple[float, ...]]]()
 
-        def read(worker: Engine, number: int) -> Iterator[tuple[str, tuple[float, ...]]]:
+        def read(worker: EmbeddedEngine, number: int) -> Iterator[tuple[str, tuple[float, ...]]]:
             for arm in arms_of(engine):
                 with worker.open(arm) as session:
                     yield arm.name, session.score(READ[number]).nll
@@ -215,3 +221,22 @@ def test_a_beginning_that_overflows_is_not_kept(folder: Path) -> None:
         with pytest.raises(NonFinite, match="V of layer 1 holds NaN"):
             score(engine, arms_of(engine)[0], request)
     assert engine._beginnings.held_bytes == 0
+
+
+@llama_alone
+def test_what_lm_eval_asks_is_answered_side_by_side_with_the_same_bits(folder: Path) -> None:
+    """In the same order for any number of threads, and the same after an interruption."""
+    asked = [(request.token_ids, LENGTH - request.score_from) for request in (*PLAIN, PLAIN[0])]
+    prompts = [(request.token_ids[: 20 + number], 5) for number, request in enumerate(PLAIN)]
+
+    def answers(threads: int, known: Sequence[Answer] = ()) -> tuple[list[Answer], list[Answer]]:
+        engine, told = opened(folder, threads), list[Answer]()
+        native = arms_of(engine)[0]
+        with Remembering(engine, lambda worker: worker.open(native), "bf16", "c", known, told.append) as one:
+            return [*one.likelihoods(asked, quiet), *one.written(prompts, quiet)], told
+
+    found, told = answers(1)
+    assert len(told) == len(PLAIN) + len(prompts)
+    assert found[0] == found[len(PLAIN)]
+    assert answers(3) == (found, told)
+    assert answers(2, told[:3]) == (found, told[3:])
