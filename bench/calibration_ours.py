@@ -16,7 +16,6 @@ from pathlib import Path
 
 from kvtriage.checkpoints.model_folder import load_model_folder
 from kvtriage.checkpoints.overlay import write_overlay
-from kvtriage.cli.terminal import peak_memory_bytes
 from kvtriage.engines.base import Engine
 from kvtriage.engines.embedded.bounded import open_bounded_engine
 from kvtriage.engines.embedded.engine import open_engine
@@ -24,6 +23,7 @@ from kvtriage.fp8.scales import fit_scales
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.readers import read_cache_spec
 from kvtriage.kvcache.spec import CacheSpec
+from kvtriage.memory import peak_memory_bytes
 
 
 def open_way(folder: Path, spec: CacheSpec, bound_bytes: int | None, threads: int) -> AbstractContextManager[Engine]:

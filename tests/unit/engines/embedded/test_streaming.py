@@ -91,7 +91,7 @@ def test_every_layer_is_read_to_the_same_place(tmp_path: Path) -> None:
 
 def test_a_tight_bound_sends_fewer_texts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, spec = saved(tmp_path)
-    monkeypatch.setattr(bounded, "_most_resident_bytes", lambda: 0)
+    monkeypatch.setattr(bounded, "peak_memory_bytes", lambda: 0)
     with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
         most = engine._texts_at_once(40)
     assert most > len(PROMPTS)
