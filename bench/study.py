@@ -12,7 +12,8 @@ share read once. It says how many scores differ between the two ways.
 
 Then two texts of half the length for each worker are read under the same arms, by one worker and by all side by side,
 in turns. Beside the ratio of wall times stands how many cores were kept busy: CPU seconds for each second of the clock.
-Last, the peak memory of the process while so many texts are read, and while four times as many are; Linux only.
+Last, the peak memory of the process while so many texts are read, half of which begin as the others do, and while four
+times as many are; Linux only.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest import mock
 
@@ -33,7 +34,7 @@ from torch import nn
 from kvtriage.cli.sources import resolve_model
 from kvtriage.cli.terminal import open_progress
 from kvtriage.engines.base import Arm, ScoreRequest, ScoreResponse
-from kvtriage.engines.beginnings import cut_where_alike
+from kvtriage.engines.beginnings import cut_where_alike, order_alike
 from kvtriage.engines.embedded import attention, linear
 from kvtriage.engines.embedded.beginning import Beginnings
 from kvtriage.engines.embedded.engine import EmbeddedEngine, engine_threads, open_engine
@@ -140,18 +141,23 @@ def measure_alike(engine: EmbeddedEngine, tokens: int, rounds: int) -> Alike:
                 one for request in (cut if once else whole) for one in score_all(engine, request, shared=True)
             ]
             times[once].append(time.process_time() - start)
-    pairs = list(zip(itertools.chain(*found[False]), itertools.chain(*found[True]), strict=True))
-    return Alike(times[False], times[True], sum(one != other for one, other in pairs), len(pairs))
+    both = list(zip(itertools.chain(*found[False]), itertools.chain(*found[True]), strict=True))
+    return Alike(times[False], times[True], sum(one != other for one, other in both), len(both))
 
 
-def measure_peaks(engine: EmbeddedEngine, tokens: int, workers: int, rounds: int) -> list[float]:
-    """Peak memory with 8 texts for each worker by that with 2; nothing where the system does not show it."""
-    ratios = []
-    for _ in range(rounds):
-        few, many = (peak_of(engine, texts(engine, tokens, count * workers), workers) for count in (2, 8))
-        if few is not None and many is not None:
-            ratios.append(many / few)
-    return ratios
+def measure_peaks(engine: EmbeddedEngine, tokens: int, workers: int) -> list[float]:
+    """Peak memory with 4 times as many texts by that with 2 for each worker, every other one begun as the one before;
+    nothing where the system does not show it."""
+    few, many = (peak_of(engine, pairs(engine, tokens, count * workers), workers) for count in (1, 4))
+    return [] if few is None or many is None else [many / few]
+
+
+def pairs(engine: EmbeddedEngine, tokens: int, count: int) -> list[ScoreRequest]:
+    """So many texts, and as many that leave one of them half way; cut, in the order in which they are read."""
+    whole = texts(engine, tokens, count)
+    left = [replace(one, token_ids=one.token_ids[: tokens // 2] + one.token_ids[: tokens // 2]) for one in whole]
+    cut = cut_where_alike([*whole, *left])
+    return [cut[number] for number in order_alike(cut)]
 
 
 def peak_of(engine: EmbeddedEngine, requests: Sequence[ScoreRequest], workers: int) -> int | None:
@@ -213,7 +219,7 @@ def main() -> None:
         times = measure(engine, options.tokens, options.rounds)
         alike = measure_alike(engine, options.tokens // 2, options.rounds)
         spent = measure_side_by_side(engine, options.tokens // 2, options.rounds, options.workers)
-        peaks = measure_peaks(engine, options.tokens // 4, options.workers, 1)
+        peaks = measure_peaks(engine, options.tokens // 2, options.workers)
     rows = []
     for way in WAYS:
         ratios = (np.array(times[way]) / np.array(times[WAYS[0]])).tolist()
