@@ -7,6 +7,7 @@ import itertools
 import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -27,8 +28,9 @@ from kvtriage.engines.embedded.engine import engine_threads, engine_version, res
 from kvtriage.engines.embedded.memory import FLOAT_BYTES, WITHIN_A_LAYER, available_bytes
 from kvtriage.engines.embedded.model import native_dtype
 from kvtriage.engines.embedded.observing import Observing, SeenBy
-from kvtriage.engines.embedded.streaming import StreamedModel, load_streamed_model, open_weights
+from kvtriage.engines.embedded.streaming import StreamedModel, load_streamed_model
 from kvtriage.engines.embedded.tokenizer import load_tokenizer
+from kvtriage.engines.embedded.weights import open_weights
 from kvtriage.errors import StudyError
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.units import format_bytes
@@ -81,38 +83,57 @@ class BoundedEngine(Observing):
         raise _only_calibrates()
 
     def show(self, prompts: Sequence[Sequence[int]], observer: Callable[[], SeenBy], progress: Progress) -> SeenBy:
-        """Texts of one length go through the layers together, as many as the bound allows."""
+        """Texts of one length go through the layers together, as many as the bound allows, some side by side."""
         seen = observer()
-        batches = [
-            batch
-            for tokens, alike in itertools.groupby(prompts, key=len)
-            for batch in _cut(list(alike), self._texts_at_once(tokens))
-        ]
+        batches = list(self._batches(prompts))
         total = len(batches) * self.spec.num_layers
         steps = itertools.count(1)
         progress(0, total)
-        for batch in batches:
-            self._model.forward_hidden(self._model.model.tokens(batch), seen, lambda: progress(next(steps), total))
+        for texts, workers in batches:
+            token_ids = self._model.model.tokens(texts)
+            with self._pool(workers) as pool:
+                self._model.forward_hidden(
+                    token_ids, observer, seen, pool=pool, progress=lambda: progress(next(steps), total)
+                )
         return seen
 
-    def _texts_at_once(self, tokens: int) -> int:
-        """How many texts of so many tokens fit beside one layer. Raises StudyError when not even one does."""
+    def _batches(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[list[Sequence[int]], int]]:
+        """Texts that go through the layers together, and how many of them are read side by side."""
+        for tokens, alike in itertools.groupby(prompts, key=len):
+            texts = list(alike)
+            most, workers = self._room_for(len(texts), tokens)
+            for start in range(0, len(texts), most):
+                yield texts[start : start + most], workers
+
+    @contextlib.contextmanager
+    def _pool(self, workers: int) -> Iterator[ThreadPoolExecutor]:
+        """Threads that read texts side by side; each has its part of torch's. What is not begun when the batch ends,
+        by an error or Ctrl-C, never is."""
+        each = self._threads // workers
+        pool = ThreadPoolExecutor(workers, "kvtriage", initializer=torch.set_num_threads, initargs=(each,))
+        try:
+            with engine_threads(each):
+                yield pool
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _room_for(self, texts: int, tokens: int) -> tuple[int, int]:
+        """How many of so many texts of so many tokens fit beside one layer, and how many of these are read side by
+        side: as many as there are threads. Raises StudyError when not even one fits."""
         row_bytes = tokens * FLOAT_BYTES
         # Hidden states, their rows of the embedding, and the embedding's output while it is scaled.
         text = 3 * row_bytes * self._model.model.hidden_size
-        within = WITHIN_A_LAYER * row_bytes * self._model.model.widest
-        needed = self._before_bytes + self._model.layer_bytes + self._model.largest_tensor_bytes + within + text
+        worker = WITHIN_A_LAYER * row_bytes * self._model.model.widest + self._model.largest_tensor_bytes
+        needed = self._before_bytes + self._model.layer_bytes + worker + text
         if needed > self._bound_bytes:
             raise StudyError(
                 f"{format_bytes(self._bound_bytes)} are not enough: one layer and one text of {tokens:,} tokens need "
                 f"{format_bytes(needed)}, what runs already included",
                 hint="raise --memory-bound, or lower calibration_tokens in study.toml",
             )
-        return 1 + (self._bound_bytes - needed) // text
-
-
-def _cut(prompts: list[Sequence[int]], most: int) -> Iterator[list[Sequence[int]]]:
-    return (prompts[start : start + most] for start in range(0, len(prompts), most))
+        left = self._bound_bytes - needed
+        workers = min(self._threads, texts, 1 + left // (worker + text))
+        return workers + (left - (workers - 1) * (worker + text)) // text, workers
 
 
 def _only_calibrates() -> StudyError:

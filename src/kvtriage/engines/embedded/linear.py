@@ -22,7 +22,10 @@ _CACHED_ELEMENTS = 1 << 22
 
 
 class OneDnnLinear(nn.Linear):
-    """values [..., in_features] → [..., out_features], both dense float32; shares the weights it is made from."""
+    """values [..., in_features] → [..., out_features], both dense float32; shares the weights it is made from.
+
+    Weights in BF16 are multiplied in BF16: values are rounded to it before, and the product after.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)
@@ -30,6 +33,9 @@ class OneDnnLinear(nn.Linear):
         self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, values: Tensor) -> Tensor:
+        if self.weight.dtype is torch.bfloat16:
+            product = onednn_linear(values.to(torch.bfloat16), self.weight).to(torch.float32)
+            return product if self.bias is None else product + self.bias
         rows = values.numel() // self.in_features
         if rows == 0 or (rows < _FEW_ROWS and self.weight.numel() < _CACHED_ELEMENTS):
             return linear(values, self.weight, self.bias)
@@ -37,7 +43,7 @@ class OneDnnLinear(nn.Linear):
 
 
 def onednn_linear(values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """values [..., i] times the transpose of weight [o, i], plus bias [o]: [..., o]. Dense float32, on a CPU.
+    """values [..., i] times the transpose of weight [o, i], plus bias [o]: [..., o]. Dense, of one dtype, on a CPU.
 
     A weight, or its transpose, with gaps between its rows takes oneDNN's plain loops: a thousand times slower.
     """
