@@ -35,8 +35,9 @@ from kvtriage.errors import StudyError
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.units import format_bytes
 
-__all__ = ["BoundedEngine", "bound_for", "open_bounded_engine"]
+__all__ = ["COMPUTE_DTYPES", "BoundedEngine", "bound_for", "open_bounded_engine", "spare_bytes"]
 
+COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SHARE = 0.8
 """Of the memory that is free, when the bound is not given."""
 
@@ -44,13 +45,23 @@ _SHARE = 0.8
 class BoundedEngine(Observing):
     """See engines.base.Engine. Only `observe` and `check_scales` are answered."""
 
-    def __init__(self, model: StreamedModel, tokenizer: Tokenizer, native: str, threads: int, bound_bytes: int) -> None:
+    def __init__(
+        self,
+        model: StreamedModel,
+        tokenizer: Tokenizer,
+        native: str,
+        threads: int,
+        bound_bytes: int,
+        most_workers: int | None = None,
+    ) -> None:
+        """`most_workers`: how many texts may be read side by side; as many as there are threads where it is None."""
         super().__init__(model.model.spec, tokenizer)
         self._before_bytes = _most_resident_bytes()
         self._model = model
         self._native = native
         self._threads = threads
         self._bound_bytes = bound_bytes
+        self._most_workers = most_workers or threads
 
     def info(self) -> EngineInfo:
         return EngineInfo(
@@ -59,7 +70,7 @@ class BoundedEngine(Observing):
             device=str(self._model.model.device),
             backend=f"kvtriage, layers streamed, products by {self._model.model.products}",
             numerics="storage",
-            compute_dtype="float32",
+            compute_dtype=str(self._model.products).removeprefix("torch."),
             native_dtype=self._native,
             threads=self._threads,
             per_head_scales=True,
@@ -119,7 +130,7 @@ class BoundedEngine(Observing):
 
     def _room_for(self, texts: int, tokens: int) -> tuple[int, int]:
         """How many of so many texts of so many tokens fit beside one layer, and how many of these are read side by
-        side: as many as there are threads. Raises StudyError when not even one fits."""
+        side: as many as may be. Raises StudyError when not even one fits."""
         row_bytes = tokens * FLOAT_BYTES
         # Hidden states, their rows of the embedding, and the embedding's output while it is scaled.
         text = 3 * row_bytes * self._model.model.hidden_size
@@ -132,7 +143,7 @@ class BoundedEngine(Observing):
                 hint="raise --memory-bound, or lower calibration_tokens in study.toml",
             )
         left = self._bound_bytes - needed
-        workers = min(self._threads, texts, 1 + left // (worker + text))
+        workers = min(self._most_workers, texts, 1 + left // (worker + text))
         return workers + (left - (workers - 1) * (worker + text)) // text, workers
 
 
@@ -153,10 +164,15 @@ def bound_for(folder: Path, device: torch.device) -> int | None:
 
     Also None where the system does not say how much memory is free. Raises ModelError.
     """
+    spare = spare_bytes(device)
+    fits = spare is None or FLOAT_BYTES * open_weights(folder).count_elements() <= spare
+    return None if fits else spare
+
+
+def spare_bytes(device: torch.device) -> int | None:
+    """What an engine on a CPU may take of the free memory; None elsewhere, and where the system does not say."""
     free = available_bytes()
-    if device.type != "cpu" or free is None:
-        return None
-    return int(_SHARE * free) if FLOAT_BYTES * open_weights(folder).count_elements() > _SHARE * free else None
+    return None if device.type != "cpu" or free is None else int(_SHARE * free)
 
 
 @contextlib.contextmanager
@@ -167,14 +183,20 @@ def open_bounded_engine(
     bound_bytes: int,
     device: str | None = None,
     threads: int | None = None,
+    compute_dtype: str = "float32",
     trust_remote_code: bool = False,
 ) -> Iterator[BoundedEngine]:
-    """An engine that keeps the whole process within `bound_bytes`. Raises ModelError, UnsupportedModel, StudyError."""
+    """An engine that keeps the whole process within `bound_bytes`. `compute_dtype`: of products with weights, one of
+    COMPUTE_DTYPES. Raises ModelError, UnsupportedModel, StudyError."""
     where = resolve_device(device)
     if where.type != "cpu":
         raise StudyError("layers are streamed to the CPU only", hint="leave --device away, or --memory-bound")
     with engine_threads(threads) as count:
         tokenizer = load_tokenizer(folder, trust_remote_code)
-        model = load_streamed_model(folder, spec, where, trust_remote_code=trust_remote_code)
+        model = load_streamed_model(
+            folder, spec, where, products=COMPUTE_DTYPES[compute_dtype], trust_remote_code=trust_remote_code
+        )
         native = str(native_dtype(folder)).removeprefix("torch.")
-        yield BoundedEngine(model, tokenizer, native, count, bound_bytes)
+        # Workers share the modules of a layer, and a model's own code may keep anything in them.
+        most_workers = 1 if trust_remote_code else None
+        yield BoundedEngine(model, tokenizer, native, count, bound_bytes, most_workers)

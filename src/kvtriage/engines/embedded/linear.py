@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-__all__ = ["ONEDNN", "TORCH", "OneDnnLinear", "onednn_linear", "product_library", "use_onednn"]
+__all__ = ["ONEDNN", "TORCH", "OneDnnLinear", "has_bf16_products", "onednn_linear", "product_library", "use_onednn"]
 
 ONEDNN = "oneDNN"
 TORCH = "torch"
@@ -49,6 +49,12 @@ def onednn_linear(values: Tensor, weight: Tensor, bias: Tensor | None = None) ->
     """
     product: Tensor = torch.ops.mkldnn._linear_pointwise(values, weight, bias, "none", [], "")
     return product
+
+
+def has_bf16_products() -> bool:
+    """Whether this CPU has instructions for products in BF16. Without them oneDNN widens what it multiplies."""
+    able = torch.cpu.get_capabilities()
+    return any(able.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def product_library(device: torch.device) -> str:

@@ -223,7 +223,7 @@ def load_streamed_model(
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedModel(
             "the weights are quantised, and layers cannot be streamed from them",
-            hint="calibrate the BF16 checkpoint, or leave --memory-bound away",
+            hint="calibrate the BF16 checkpoint, or leave --memory-bound and --compute-dtype away",
         )
     auto: Any = transformers.AutoModelForCausalLM
     with without_collecting(), quiet_transformers(), init_empty_weights(include_buffers=False), _Unfilled():
@@ -253,5 +253,5 @@ def _find_prefix(decoder: nn.Module, weights: Weights) -> str:
     lacks = missing if tails else wanted[0]
     raise UnsupportedModel(
         f"the checkpoint does not name its weights as the model does: {lacks} is not there",
-        hint="its layers cannot be streamed; leave --memory-bound away and calibrate in memory",
+        hint="its layers cannot be streamed; leave --memory-bound and --compute-dtype away and calibrate in memory",
     )

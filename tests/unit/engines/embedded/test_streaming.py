@@ -93,7 +93,7 @@ def test_a_tight_bound_sends_fewer_texts_at_once(tmp_path: Path, monkeypatch: py
     folder, spec = saved(tmp_path)
     monkeypatch.setattr(bounded, "_most_resident_bytes", lambda: 0)
     with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
-        most = engine._texts_at_once(40)
+        most = engine._room_for(9, 40)
     assert most > len(PROMPTS)
     with (
         pytest.raises(StudyError, match="are not enough: one layer and one text of 40 tokens need") as caught,
