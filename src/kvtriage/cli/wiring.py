@@ -81,9 +81,9 @@ def embedded(
         trust_remote_code: bool,
     ) -> Iterator[Engine]:
         where = resolve_device(device)
-        told = memory_bound or bound_for(folder, where)
+        told = bound_for(folder, where) if memory_bound is None else memory_bound
         has_to = told is not None or compute_dtype != "float32"
-        bound = told or (spare_bytes(where) if only_calibrates else None)
+        bound = spare_bytes(where) if told is None and only_calibrates else told
         if bound is None and has_to:
             raise StudyError(
                 f"--compute-dtype {compute_dtype} is for a CPU, whose memory is known",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,15 +17,20 @@ from safetensors.torch import load_file, save_file
 
 from kvtriage.engines.base import Arm
 from kvtriage.engines.embedded import bounded
-from kvtriage.engines.embedded.bounded import bound_for, open_bounded_engine
+from kvtriage.engines.embedded.bounded import COMPUTE_DTYPES, BoundedEngine, bound_for, open_bounded_engine
 from kvtriage.engines.embedded.engine import open_engine
-from kvtriage.errors import KvtriageError, ModelError, StudyError, UnsupportedModel
+from kvtriage.errors import KvtriageError, ModelError, NonFinite, StudyError, UnsupportedModel
 from kvtriage.fp8.scales import fit_scales
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.spec import CacheSpec
 from tests.unit.engines import tiny
 
 FAMILIES = {"llama": tiny.llama, "gemma3": tiny.gemma3, "gemma2": tiny.gemma2, "gpt_oss": tiny.gpt_oss}
+TO_THE_BIT = [
+    *((family, 1) for family in FAMILIES.values()),
+    *((family, threads) for family in (tiny.llama, tiny.gemma3, tiny.gemma2) for threads in (2, 4)),
+]
+"""With more threads than texts, torch's products of experts depend on how many there are."""
 EDGES = (0, 8, 24)
 AMPLE = 64 << 30
 PROMPTS = [*(tiny.prompt(40, seed=seed) for seed in range(4)), tiny.prompt(30, seed=9)]
@@ -43,14 +51,14 @@ def rename(folder: Path, new_name: Callable[[str], str | None]) -> None:
     save_file({name: tensor for name, tensor in named.items() if name is not None}, file)
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_streamed_is_in_memory_to_the_bit(family: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "threads"), TO_THE_BIT)
+def test_streamed_is_in_memory_to_the_bit(family: Callable[..., Any], threads: int, tmp_path: Path) -> None:
     folder, spec = saved(tmp_path, family)
     with open_engine(folder, spec, numerics="storage", device="cpu", threads=1) as engine:
         want = engine.observe(PROMPTS, EDGES, quiet)
         scales = [fit_scales(want, spec, Scaling.PER_HEAD)]
         want_shares = engine.check_scales(PROMPTS, scales, quiet)
-    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
+    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=threads) as engine:
         got = engine.observe(PROMPTS, EDGES, quiet)
         assert engine.check_scales(PROMPTS, scales, quiet) == want_shares
     assert got.tokens == want.tokens
@@ -89,18 +97,92 @@ def test_every_layer_is_read_to_the_same_place(tmp_path: Path) -> None:
         assert len(places) == 1
 
 
+def room_beside(engine: BoundedEngine, more: int, texts: int = 9) -> tuple[int, int]:
+    """Of texts of 40 tokens, where so many bytes are left beside one layer and one text."""
+    for bound in itertools.count(0, 64):
+        engine._bound_bytes = bound
+        with contextlib.suppress(StudyError):
+            engine._room_for(texts, 40)
+            engine._bound_bytes = bound + more
+            return engine._room_for(texts, 40)
+    raise AssertionError
+
+
 def test_a_tight_bound_sends_fewer_texts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, spec = saved(tmp_path)
     monkeypatch.setattr(bounded, "_most_resident_bytes", lambda: 0)
-    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
-        most = engine._room_for(9, 40)
-    assert most > len(PROMPTS)
+    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=3) as engine:
+        text = 3 * 40 * 4 * 48
+        worker = 6 * 40 * 4 * 64 + engine._model.largest_tensor_bytes + text
+        texts, workers = engine._room_for(9, 40)
+        assert texts > 9
+        assert workers == 3, "a thread each"
+        assert engine._room_for(2, 40)[1] == 2, "no more than there are texts"
+        assert room_beside(engine, 0) == (1, 1)
+        assert room_beside(engine, text + 64) == (2, 1), "a text that waits takes less than one inside a layer"
+        assert room_beside(engine, worker + 64)[1] == 2
     with (
         pytest.raises(StudyError, match="are not enough: one layer and one text of 40 tokens need") as caught,
         open_bounded_engine(folder, spec, bound_bytes=1, device="cpu", threads=1) as engine,
     ):
         engine.observe(PROMPTS, EDGES, quiet)
     assert "--memory-bound" in caught.value.hint
+
+
+def test_a_models_own_code_reads_one_text_at_a_time(tmp_path: Path) -> None:
+    folder, spec = saved(tmp_path)
+    with open_bounded_engine(
+        folder, spec, bound_bytes=AMPLE, device="cpu", threads=2, trust_remote_code=True
+    ) as engine:
+        assert engine._room_for(9, 40)[1] == 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_behind_the_last_k_and_v_nothing_is_computed(threads: int, tmp_path: Path) -> None:
+    folder, spec = saved(tmp_path)
+    ran: list[str] = []
+    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=threads) as engine:
+        layers = engine._model.model.decoder_layers
+        for name, module in (
+            ("first", layers[0].mlp),
+            ("last", layers[-1].mlp),
+            ("norm", engine._model.model.decoder.norm),
+        ):
+            module.register_forward_hook(lambda *_, name=name: ran.append(name))
+        engine.observe(PROMPTS, EDGES, quiet)
+    assert set(ran) == {"first"}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_range_that_is_not_finite_ends_all(threads: int, tmp_path: Path) -> None:
+    folder, spec = saved(tmp_path)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.1.self_attn.k_proj.weight"][0, 0] = float("inf")
+    save_file(tensors, file)
+    with (
+        pytest.raises(NonFinite, match="K of layer 1"),
+        open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=threads) as engine,
+    ):
+        engine.observe(PROMPTS, EDGES, quiet)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("kvtriage")]
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_products_in_bf16_move_scales_a_little(family: Callable[..., Any], tmp_path: Path) -> None:
+    folder, spec = saved(tmp_path, family)
+    found = {}
+    for dtype in COMPUTE_DTYPES:
+        with open_bounded_engine(
+            folder, spec, bound_bytes=AMPLE, device="cpu", threads=1, compute_dtype=dtype
+        ) as engine:
+            assert engine.info().compute_dtype == dtype
+            found[dtype] = engine.observe(PROMPTS, EDGES, quiet)
+            rooms = {room.dtype for room in engine._model._room.values()}
+            assert rooms == {torch.float32, COMPUTE_DTYPES[dtype]}
+    exact, rounded = (np.concatenate([seen.amax for seen in found[d].tensors.values()]) for d in COMPUTE_DTYPES)
+    assert (exact != rounded).any()
+    np.testing.assert_allclose(rounded, exact, rtol=0.05)
 
 
 def test_a_streamed_model_only_calibrates(tmp_path: Path) -> None:
