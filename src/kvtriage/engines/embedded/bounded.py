@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import resource
 import sys
@@ -48,16 +49,18 @@ class BoundedEngine(Observing):
     def __init__(
         self,
         model: StreamedModel,
-        tokenizer: Tokenizer,
+        load_tokenizer: Callable[[], Tokenizer],
         native: str,
         threads: int,
         bound_bytes: int,
         most_workers: int | None = None,
     ) -> None:
-        """`most_workers`: how many texts may be read side by side; as many as there are threads where it is None."""
-        super().__init__(model.model.spec, tokenizer)
+        """`load_tokenizer` is called when a tokenizer is asked for, which calibration does not. `most_workers`: how
+        many texts may be read side by side; as many as there are threads where it is None."""
+        super().__init__(model.model.spec)
         self._before_bytes = _most_resident_bytes()
         self._model = model
+        self._load_tokenizer = load_tokenizer
         self._native = native
         self._threads = threads
         self._bound_bytes = bound_bytes
@@ -75,6 +78,10 @@ class BoundedEngine(Observing):
             threads=self._threads,
             per_head_scales=True,
         )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._load_tokenizer()
 
     def open(self, arm: Arm) -> contextlib.AbstractContextManager[Session]:
         raise _only_calibrates()
@@ -192,11 +199,11 @@ def open_bounded_engine(
     if where.type != "cpu":
         raise StudyError("layers are streamed to the CPU only", hint="leave --device away, or --memory-bound")
     with engine_threads(threads) as count:
-        tokenizer = load_tokenizer(folder, trust_remote_code)
         model = load_streamed_model(
             folder, spec, where, products=COMPUTE_DTYPES[compute_dtype], trust_remote_code=trust_remote_code
         )
         native = str(native_dtype(folder)).removeprefix("torch.")
         # Workers share the modules of a layer, and a model's own code may keep anything in them.
         most_workers = 1 if trust_remote_code else None
+        tokenizer = functools.cache(functools.partial(load_tokenizer, folder, trust_remote_code))
         yield BoundedEngine(model, tokenizer, native, count, bound_bytes, most_workers)

@@ -67,8 +67,9 @@ class EmbeddedEngine(Observing):
         shared_bytes: int = MOST_BYTES,
     ) -> None:
         """`shared_bytes`: the most that is kept for arms to share, a text's first pass aside."""
-        super().__init__(model.spec, tokenizer)
+        super().__init__(model.spec)
         self._model = model
+        self._tokenizer = tokenizer
         self._native = native
         self._numerics = numerics
         self._threads = threads
@@ -89,6 +90,10 @@ class EmbeddedEngine(Observing):
             per_head_scales=True,
             screens=True,
         )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
 
     @contextlib.contextmanager
     def open(self, arm: Arm) -> Iterator[EmbeddedSession]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvtriage.engines.base import Progress, Tokenizer
+from kvtriage.engines.base import Progress
 from kvtriage.engines.embedded.attention import AttentionCall, SeenEnough, attend, check_geometry
 from kvtriage.engines.embedded.ranges import as_float64, range_stats
 from kvtriage.errors import NonFinite
@@ -52,21 +52,14 @@ SeenBy = TypeVar("SeenBy", bound=Observer)
 
 
 class Observing:
-    """What an engine that shows its texts to an attention calibrates by, one model and its tokenizer. See
-    engines.base.Engine.
-    """
+    """What an engine that shows its texts to an attention calibrates by. See engines.base.Engine."""
 
-    def __init__(self, spec: CacheSpec, tokenizer: Tokenizer) -> None:
+    def __init__(self, spec: CacheSpec) -> None:
         self._spec = spec
-        self._tokenizer = tokenizer
 
     @property
     def spec(self) -> CacheSpec:
         return self._spec
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._tokenizer
 
     @property
     def one_arm_at_a_time(self) -> bool:

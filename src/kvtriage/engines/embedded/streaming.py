@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from kvtriage.engines.embedded.attention import ATTENTION, SeenEnough, register
 from kvtriage.engines.embedded.collecting import without_collecting
-from kvtriage.engines.embedded.linear import OneDnnLinear
+from kvtriage.engines.embedded.linear import ONEDNN, OneDnnLinear
 from kvtriage.engines.embedded.model import LanguageModel, load_config, quiet_transformers
 from kvtriage.engines.embedded.observing import SeenBy
 from kvtriage.engines.embedded.weights import Weights, open_weights
@@ -65,9 +65,12 @@ class _Unfilled(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in (Tensor.uniform_, Tensor.normal_) and args[0].is_meta:
-            return args[0]
-        return func(*args, **(kwargs or {}))
+        named = kwargs or {}
+        if func in (Tensor.uniform_, Tensor.normal_, nn.init.uniform_, nn.init.normal_):
+            drawn = args[0] if args else named["tensor"]
+            if drawn.is_meta:
+                return drawn
+        return func(*args, **named)
 
 
 class StreamedModel:
@@ -238,6 +241,11 @@ def load_streamed_model(
             ) from error
     built.eval().requires_grad_(False)
     model = LanguageModel(built, spec, device)
+    if products is not torch.float32 and model.products != ONEDNN:
+        raise UnsupportedModel(
+            f"only oneDNN multiplies in {str(products).removeprefix('torch.')}, and this build of torch has none",
+            hint="leave --compute-dtype away",
+        )
     weights = open_weights(folder)
     return StreamedModel(model, weights, _find_prefix(model.decoder, weights), products)
 

@@ -195,6 +195,27 @@ def test_a_streamed_model_only_calibrates(tmp_path: Path) -> None:
         assert "layers streamed" in engine.info().backend
 
 
+def test_without_onednn_there_are_no_products_in_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, spec = saved(tmp_path)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    with (
+        pytest.raises(UnsupportedModel, match="only oneDNN multiplies in bfloat16"),
+        open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1, compute_dtype="bfloat16"),
+    ):
+        raise AssertionError
+
+
+def test_a_tokenizer_is_loaded_when_it_is_asked_for(tmp_path: Path) -> None:
+    folder, spec = saved(tmp_path)
+    tokenizer = folder / "tokenizer.json"
+    text = tokenizer.read_bytes()
+    tokenizer.unlink()
+    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
+        tokenizer.write_bytes(text)
+        assert engine.tokenizer.encode("w3 w1") == [3, 1]
+        assert engine.tokenizer is engine.tokenizer
+
+
 def test_names_may_have_any_prefix(tmp_path: Path) -> None:
     folder, spec = saved(tmp_path)
     rename(folder, lambda name: f"language_model.{name}")
