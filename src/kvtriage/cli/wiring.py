@@ -12,6 +12,7 @@ from typing import Protocol
 
 from kvtriage.cli.terminal import say
 from kvtriage.engines.base import Engine, Tokenizer
+from kvtriage.engines.embedded.allocating import keep_freed_memory
 from kvtriage.engines.embedded.collecting import without_collecting
 from kvtriage.errors import EngineError, StudyError, UnsupportedModel
 from kvtriage.kvcache.spec import CacheSpec
@@ -58,6 +59,7 @@ def embedded(
     beside any other load a spinning pair of threads is many times slower than one.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    keep_freed_memory()
     try:
         with without_collecting():
             from kvtriage.engines.embedded.bounded import bound_for, open_bounded_engine, spare_bytes
