@@ -9,6 +9,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -41,6 +42,18 @@ __all__ = ["COMPUTE_DTYPES", "BoundedEngine", "bound_for", "open_bounded_engine"
 COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SHARE = 0.8
 """Of the memory that is free, when the bound is not given."""
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What the bound allows."""
+
+    texts: int
+    """Through the layers together."""
+    workers: int
+    """Texts in a layer side by side."""
+    rooms: int
+    """Layers in memory."""
 
 
 class BoundedEngine(Observing):
@@ -107,21 +120,25 @@ class BoundedEngine(Observing):
         total = len(batches) * self.spec.num_layers
         steps = itertools.count(1)
         progress(0, total)
-        for texts, workers in batches:
-            token_ids = self._model.model.tokens(texts)
-            with self._pool(workers) as pool:
+        for texts, share in batches:
+            with self._pool(share.workers) as pool:
                 self._model.forward_hidden(
-                    token_ids, observer, seen, pool=pool, progress=lambda: progress(next(steps), total)
+                    self._model.model.tokens(texts),
+                    observer,
+                    seen,
+                    pool=pool,
+                    rooms=share.rooms,
+                    progress=lambda: progress(next(steps), total),
                 )
         return seen
 
-    def _batches(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[list[Sequence[int]], int]]:
-        """Texts that go through the layers together, and how many of them are read side by side."""
+    def _batches(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[list[Sequence[int]], _Share]]:
+        """Texts that go through the layers together, and what they get."""
         for tokens, alike in itertools.groupby(prompts, key=len):
             texts = list(alike)
-            most, workers = self._room_for(len(texts), tokens)
-            for start in range(0, len(texts), most):
-                yield texts[start : start + most], workers
+            share = self._share(len(texts), tokens)
+            for start in range(0, len(texts), share.texts):
+                yield texts[start : start + share.texts], share
 
     @contextlib.contextmanager
     def _pool(self, workers: int) -> Iterator[ThreadPoolExecutor]:
@@ -135,9 +152,9 @@ class BoundedEngine(Observing):
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _room_for(self, texts: int, tokens: int) -> tuple[int, int]:
-        """How many of so many texts of so many tokens fit beside one layer, and how many of these are read side by
-        side: as many as may be. Raises StudyError when not even one fits."""
+    def _share(self, texts: int, tokens: int) -> _Share:
+        """For so many texts of so many tokens: workers first, then texts, and a second layer where all texts fit.
+        Raises StudyError when not even one does."""
         row_bytes = tokens * FLOAT_BYTES
         # Hidden states, their rows of the embedding, and the embedding's output while it is scaled.
         text = 3 * row_bytes * self._model.model.hidden_size
@@ -151,7 +168,10 @@ class BoundedEngine(Observing):
             )
         left = self._bound_bytes - needed
         workers = min(self._most_workers, texts, 1 + left // (worker + text))
-        return workers + (left - (workers - 1) * (worker + text)) // text, workers
+        left -= (workers - 1) * (worker + text)
+        at_once = min(texts, workers + left // text)
+        left -= (at_once - workers) * text
+        return _Share(at_once, workers, 2 if at_once == texts and left >= self._model.layer_bytes else 1)
 
 
 def _only_calibrates() -> StudyError:

@@ -1,17 +1,17 @@
 """A model larger than memory: its decoder layers are read from disk one at a time.
 
 A batch of texts goes through the layers together: a layer is read, each text passes through it, and it is
-forgotten. In memory are one layer, each at the place of the one before, the hidden states of the batch, and what
-the texts that are inside the layer need there. Of an embedding only the rows that the batch uses are read, and of the
-head nothing. Threads share the tensors of a layer while it is read, and then its texts. Every text is computed by
-itself, as it is by a model in memory, so the results are the same bits.
+forgotten. In memory are one layer, or two where there is room, each at the place of one before, the hidden states of
+the batch, and what the texts that are inside a layer need there. Of an embedding only the rows that the batch uses
+are read, and of the head nothing. Threads share the texts of a layer, and whoever finds none left reads tensors of
+the next. Every text is computed by itself, as it is by a model in memory, so the results are the same bits.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -45,6 +45,7 @@ class _Passage(Generic[SeenBy]):
     """A new one, for one text in one layer."""
     seen: SeenBy
     pool: ThreadPoolExecutor
+    rooms: int
     progress: Callable[[], object]
 
 
@@ -82,8 +83,10 @@ class StreamedModel:
         self._weights = weights
         self._prefix = prefix
         self._products = products
-        self._room: dict[str, Tensor] = {}
-        """A layer's tensors, filled anew for each layer: what is given back is not always found again."""
+        self._rooms: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+        """Tensors of two layers, filled anew for each: what is given back is not always found again."""
+        self._coming: dict[int, list[Future[None]]] = {}
+        """Layers that are being read, by index."""
         for name, module in _outside_layers(model.decoder):
             self._prepare(name, module)
         for index, layer in enumerate(model.decoder_layers):
@@ -114,11 +117,14 @@ class StreamedModel:
         seen: SeenBy,
         *,
         pool: ThreadPoolExecutor,
+        rooms: int,
         progress: Callable[[], object],
     ) -> None:
         """Token ids [B, T] through all layers, each text under an observer of its own in each, and `seen` joins them
-        in the order of the texts. `progress`: after each layer."""
-        self._model.forward_hidden(token_ids, _Passage(observer, seen, pool, progress))
+        in the order of the texts. `rooms`: 2 to read a layer when the last texts of the one before are in it, else 1.
+        `progress`: after each layer."""
+        self._coming.clear()
+        self._model.forward_hidden(token_ids, _Passage(observer, seen, pool, rooms, progress))
 
     def _prepare(self, name: str, module: nn.Module) -> None:
         """What lies outside the layers is read now, an embedding row by row when it is asked."""
@@ -145,22 +151,29 @@ class StreamedModel:
         values, dtypes = layer.state_dict(), self._dtypes(layer)
         return [_SIZES[dtypes[name]] * value.numel() for name, value in values.items()]
 
-    def _read_layer(self, index: int, layer: nn.Module, pool: ThreadPoolExecutor) -> dict[str, Tensor]:
+    def _begin_layer(self, index: int, room: dict[str, Tensor], pool: ThreadPoolExecutor) -> None:
+        layer = self._model.decoder_layers[index]
         shapes = {name: value.shape for name, value in layer.state_dict().items()}
         dtypes = self._dtypes(layer)
-        for name in self._room.keys() - shapes.keys():
-            del self._room[name]
+        for name in room.keys() - shapes.keys():
+            del room[name]
         for name, shape in shapes.items():
-            room = self._room.get(name)
-            if room is None or (room.shape, room.dtype) != (shape, dtypes[name]):
-                self._room[name] = torch.empty(shape, dtype=dtypes[name])
+            before = room.get(name)
+            if before is None or (before.shape, before.dtype) != (shape, dtypes[name]):
+                room[name] = torch.empty(shape, dtype=dtypes[name])
 
         @torch.inference_mode()
         def fill(name: str) -> None:
-            self._weights.read_into(f"{self._prefix}{_LAYERS}{index}.{name}", self._room[name])
+            self._weights.read_into(f"{self._prefix}{_LAYERS}{index}.{name}", room[name])
 
-        list(pool.map(fill, shapes))
-        return dict(self._room)
+        self._coming[index] = [pool.submit(fill, name) for name in shapes]
+
+    def _read_layer(self, index: int, room: dict[str, Tensor], pool: ThreadPoolExecutor) -> dict[str, Tensor]:
+        if index not in self._coming:
+            self._begin_layer(index, room, pool)
+        for read in self._coming.pop(index):
+            read.result()
+        return dict(room)
 
     def _pass_through(
         self,
@@ -187,8 +200,12 @@ class StreamedModel:
             hidden[text] = (output[0] if isinstance(output, tuple) else output)[0]
             return _Passed(seen, output[1:] if isinstance(output, tuple) else None)
 
-        layer.load_state_dict(self._read_layer(index, layer, kvtriage.pool), assign=True)
-        for passed in kvtriage.pool.map(read, range(texts)):
+        here, there = (self._rooms[at % kvtriage.rooms] for at in (index, index + 1))
+        layer.load_state_dict(self._read_layer(index, here, kvtriage.pool), assign=True)
+        passages = kvtriage.pool.map(read, range(texts))
+        if kvtriage.rooms > 1 and index + 1 < len(self._model.decoder_layers):
+            self._begin_layer(index + 1, there, kvtriage.pool)
+        for passed in passages:
             kvtriage.seen.join(passed.seen)
         layer.to("meta")
         kvtriage.progress()

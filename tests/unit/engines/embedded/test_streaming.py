@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import threading
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from kvtriage.engines.base import Arm
 from kvtriage.engines.embedded import bounded
-from kvtriage.engines.embedded.bounded import COMPUTE_DTYPES, BoundedEngine, bound_for, open_bounded_engine
+from kvtriage.engines.embedded.bounded import COMPUTE_DTYPES, BoundedEngine, _Share, bound_for, open_bounded_engine
 from kvtriage.engines.embedded.engine import open_engine
 from kvtriage.errors import KvtriageError, ModelError, NonFinite, StudyError, UnsupportedModel
 from kvtriage.fp8.scales import fit_scales
@@ -68,7 +66,7 @@ def test_streamed_is_in_memory_to_the_bit(family: Callable[..., Any], threads: i
             np.testing.assert_array_equal(getattr(got.tensors[key], field), getattr(seen, field))
 
 
-def test_only_one_layer_is_in_memory_at_a_time(tmp_path: Path) -> None:
+def test_a_layer_is_forgotten_before_the_next(tmp_path: Path) -> None:
     folder, spec = saved(tmp_path)
     with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
         layers = engine._model.model.decoder_layers
@@ -78,49 +76,50 @@ def test_only_one_layer_is_in_memory_at_a_time(tmp_path: Path) -> None:
             held.append(sum(any(not p.is_meta for p in layer.parameters()) for layer in layers))
 
         engine.observe(PROMPTS, EDGES, count)
-        assert set(held) == {0}, "a layer is forgotten before the next is read"
+        assert set(held) == {0}, "none is left behind"
         assert len(held) == 1 + 2 * spec.num_layers, "texts of one length go together"
         head = engine._model.model._model.lm_head
         assert head.weight.is_meta
 
 
-def test_every_layer_is_read_to_the_same_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rooms", [1, 2])
+def test_layers_are_read_to_the_same_places(rooms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, spec = saved(tmp_path)
-    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
+    monkeypatch.setattr(BoundedEngine, "_share", lambda *_: _Share(texts=9, workers=2, rooms=rooms))
+    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=2) as engine:
         places = set()
 
         def look(done: int, _total: int) -> None:
             if done:
-                places.add(tuple(room.data_ptr() for room in engine._model._room.values()))
+                places.update(tuple(room.data_ptr() for room in each.values()) for each in engine._model._rooms)
 
-        engine.observe(PROMPTS, EDGES, look)
-        assert len(places) == 1
-
-
-def room_beside(engine: BoundedEngine, more: int, texts: int = 9) -> tuple[int, int]:
-    """Of texts of 40 tokens, where so many bytes are left beside one layer and one text."""
-    for bound in itertools.count(0, 64):
-        engine._bound_bytes = bound
-        with contextlib.suppress(StudyError):
-            engine._room_for(texts, 40)
-            engine._bound_bytes = bound + more
-            return engine._room_for(texts, 40)
-    raise AssertionError
+        engine.observe(PROMPTS[:4], EDGES, look)
+        engine.observe(PROMPTS[:4], EDGES, look)
+        assert len(places - {()}) == rooms
 
 
-def test_a_tight_bound_sends_fewer_texts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bound_is_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, spec = saved(tmp_path)
     monkeypatch.setattr(bounded, "_most_resident_bytes", lambda: 0)
     with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=3) as engine:
-        text = 3 * 40 * 4 * 48
-        worker = 6 * 40 * 4 * 64 + engine._model.largest_tensor_bytes + text
-        texts, workers = engine._room_for(9, 40)
-        assert texts > 9
-        assert workers == 3, "a thread each"
-        assert engine._room_for(2, 40)[1] == 2, "no more than there are texts"
-        assert room_beside(engine, 0) == (1, 1)
-        assert room_beside(engine, text + 64) == (2, 1), "a text that waits takes less than one inside a layer"
-        assert room_beside(engine, worker + 64)[1] == 2
+        layer, text = engine._model.layer_bytes, 3 * 40 * 4 * 48
+        worker = 6 * 40 * 4 * 64 + engine._model.largest_tensor_bytes
+
+        def share(left: int, texts: int = 9) -> _Share:
+            """Where so many bytes are left beside one layer and one text in it."""
+            engine._bound_bytes = layer + worker + text + left
+            return engine._share(texts, 40)
+
+        assert share(0) == _Share(texts=1, workers=1, rooms=1)
+        assert share(text) == _Share(texts=2, workers=1, rooms=1), "one that waits takes less than one in a layer"
+        assert share(worker + text) == _Share(texts=2, workers=2, rooms=1)
+        assert share(2 * worker + 8 * text) == _Share(texts=9, workers=3, rooms=1), "a thread each"
+        assert share(2 * worker + 8 * text + layer) == _Share(texts=9, workers=3, rooms=2)
+        assert share(layer, texts=1) == _Share(texts=1, workers=1, rooms=2)
+
+
+def test_a_bound_that_holds_no_text_is_refused(tmp_path: Path) -> None:
+    folder, spec = saved(tmp_path)
     with (
         pytest.raises(StudyError, match="are not enough: one layer and one text of 40 tokens need") as caught,
         open_bounded_engine(folder, spec, bound_bytes=1, device="cpu", threads=1) as engine,
@@ -134,7 +133,7 @@ def test_a_models_own_code_reads_one_text_at_a_time(tmp_path: Path) -> None:
     with open_bounded_engine(
         folder, spec, bound_bytes=AMPLE, device="cpu", threads=2, trust_remote_code=True
     ) as engine:
-        assert engine._room_for(9, 40)[1] == 1
+        assert engine._share(9, 40).workers == 1
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -178,7 +177,7 @@ def test_products_in_bf16_move_scales_a_little(family: Callable[..., Any], tmp_p
         ) as engine:
             assert engine.info().compute_dtype == dtype
             found[dtype] = engine.observe(PROMPTS, EDGES, quiet)
-            rooms = {room.dtype for room in engine._model._room.values()}
+            rooms = {room.dtype for room in engine._model._rooms[0].values()}
             assert rooms == {torch.float32, COMPUTE_DTYPES[dtype]}
     exact, rounded = (np.concatenate([seen.amax for seen in found[d].tensors.values()]) for d in COMPUTE_DTYPES)
     assert (exact != rounded).any()
