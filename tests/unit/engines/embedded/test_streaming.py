@@ -87,7 +87,7 @@ def test_layers_are_read_to_the_same_places(rooms: int, tmp_path: Path, monkeypa
     folder, spec = saved(tmp_path)
     monkeypatch.setattr(BoundedEngine, "_share", lambda *_: _Share(texts=9, workers=2, rooms=rooms))
     with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=2) as engine:
-        places = set()
+        places: set[tuple[int, ...]] = set()
 
         def look(done: int, _total: int) -> None:
             if done:
@@ -141,12 +141,9 @@ def test_behind_the_last_k_and_v_nothing_is_computed(threads: int, tmp_path: Pat
     folder, spec = saved(tmp_path)
     ran: list[str] = []
     with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=threads) as engine:
-        layers = engine._model.model.decoder_layers
-        for name, module in (
-            ("first", layers[0].mlp),
-            ("last", layers[-1].mlp),
-            ("norm", engine._model.model.decoder.norm),
-        ):
+        decoder = engine._model.model.decoder
+        watched = {"first": decoder.layers[0].mlp, "last": decoder.layers[-1].mlp, "norm": decoder.norm}
+        for name, module in watched.items():
             module.register_forward_hook(lambda *_, name=name: ran.append(name))
         engine.observe(PROMPTS, EDGES, quiet)
     assert set(ran) == {"first"}
