@@ -115,14 +115,14 @@ def write_ids(model: Path, options: argparse.Namespace, file: Path) -> None:
     file.write_text(json.dumps([[drawn.randrange(words) for _ in range(options.tokens)] for _ in range(options.texts)]))
 
 
-def peer_ways(options: argparse.Namespace) -> dict[str, Way]:
+def peer_ways(options: argparse.Namespace) -> list[Way]:
     """llm-compressor by its pipelines; none where it is not installed."""
     python = os.environ.get(PEER)
     if python is None:
-        return {}
+        return []
     words = (python, str(HERE / "calibration_peer.py"), "--dtype", options.peer_dtype, "--pipeline")
-    pipelines = {"as it comes": "sequential", "basic": "basic"}
-    return {name: Way(f"llm-compressor, {name}", (*words, pipeline)) for name, pipeline in pipelines.items()}
+    pipelines = {"llm-compressor as it comes": "sequential", "llm-compressor's basic pipeline": "basic"}
+    return [Way(name, (*words, pipeline)) for name, pipeline in pipelines.items()]
 
 
 def compare(options: argparse.Namespace, scratch: Path) -> tuple[list[dict[str, object]], bool]:
@@ -133,7 +133,7 @@ def compare(options: argparse.Namespace, scratch: Path) -> tuple[list[dict[str, 
     write_ids(model, options, ids)
     peers = peer_ways(options)
     bf16 = ours(BF16, "--compute-dtype", "bfloat16")
-    ways = [ours(DEFAULT), ours(BOUNDED, "--bound", str(ROOM)), bf16, ours(MEMORY, "--in-memory"), *peers.values()]
+    ways = [ours(DEFAULT), ours(BOUNDED, "--bound", str(ROOM)), bf16, ours(MEMORY, "--in-memory"), *peers]
     taken: dict[str, list[Taken]] = {way.name: [] for way in ways}
     for number in range(options.rounds):
         first = number % len(ways)
@@ -142,24 +142,24 @@ def compare(options: argparse.Namespace, scratch: Path) -> tuple[list[dict[str, 
     rows = []
     for own, other in ((DEFAULT, MEMORY), (BOUNDED, DEFAULT), (BF16, DEFAULT)):
         rows += ratios(f"{options.model}, {own} / {other}", taken[own], taken[other])
-    rows.append(apart(f"{options.model}, scales in bfloat16 from float32's", taken[BF16], taken[DEFAULT], 8))
+    rows.append(apart(f"{options.model}, scales of {BF16} and {DEFAULT}", taken[BF16], taken[DEFAULT]))
     if not peers:
         rows.append({"what": f"{options.model}, kvtriage / llm-compressor", "missing": f"{PEER} is not set"})
-    for way in peers.values():
+    for way in peers:
         theirs = taken[way.name]
         for own in (DEFAULT, BF16):
             rows += ratios(f"{options.model}, {own} / {way.name}", taken[own], theirs, "at most 0.2", "at most 0.5")
         written = [a.written_bytes / b.written_bytes for a, b in zip(taken[DEFAULT], theirs, strict=True)]
         rows.append(row(f"{options.model}, bytes written / {way.name}", written))
-        rows.append(apart(f"{options.model}, scales from {way.name}'s", taken[DEFAULT], theirs, 8, "at most 1"))
+        rows.append(apart(f"{options.model}, scales of {DEFAULT} and {way.name}", taken[DEFAULT], theirs, "at most 1"))
     same = all(one.scales == taken[MEMORY][0].scales for name in (DEFAULT, BOUNDED, MEMORY) for one in taken[name])
     return rows, same
 
 
-def apart(what: str, own: Sequence[Taken], other: Sequence[Taken], bits: int, target: str = "") -> dict[str, object]:
-    """A line of the largest differences of scales, in last places of numbers with so many significant bits."""
-    found = [last_places(a.scales, b.scales, bits) for a, b in zip(own, other, strict=True)]
-    return row(f"{what}, largest difference in last places of {bits} bits", found, target)
+def apart(what: str, own: Sequence[Taken], other: Sequence[Taken], target: str = "") -> dict[str, object]:
+    """A line of the largest differences of scales, in last places of BF16, in which llm-compressor writes them."""
+    found = [last_places(a.scales, b.scales, 8) for a, b in zip(own, other, strict=True)]
+    return row(f"{what}, largest difference in last places of BF16", found, target)
 
 
 def row(what: str, ratios: Sequence[float], target: str = "") -> dict[str, object]:
