@@ -1,7 +1,7 @@
 """Memory that is freed stays with the process, to be used again.
 
 A text's arrays of a few MiB come and go in every layer. The C library gives most of them back to the system, which
-then has to clear each page before it is used again: up to a seventh of the time that calibration takes.
+then has to clear each page before it is used again: up to a seventh of the time that observing texts takes.
 """
 
 from __future__ import annotations
