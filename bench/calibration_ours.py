@@ -17,11 +17,11 @@ from pathlib import Path
 
 from kvtriage.checkpoints.model_folder import load_model_folder
 from kvtriage.checkpoints.overlay import write_overlay
-from kvtriage.cli.terminal import peak_memory_bytes
 from kvtriage.cli.wiring import embedded
 from kvtriage.fp8.scales import fit_scales
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.readers import read_cache_spec
+from kvtriage.memory import peak_memory_bytes
 
 
 def main() -> None:

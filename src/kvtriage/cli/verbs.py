@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from kvtriage.cli.case_folder.folder import CaseFolder
 from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.cli.dry_run import print_dry_run
 from kvtriage.cli.dry_run_options import DryRun, dry_run_options, remembered_speed
@@ -83,7 +84,7 @@ def diagnose_command(wiring: Callable[[], Wiring] | None, case_path: Path, machi
     def work(job: Job) -> None:
         click.echo(render_sensitivities(run_diagnose(job, job.case.need(ScaleRecord))))
 
-    with_job(wiring, case_path, machine, work)
+    with_job(wiring, case_path, machine, work, lambda case: case.need(ScaleRecord))
 
 
 @click.command("ablate")
@@ -118,7 +119,11 @@ def ablate_command(
         else:
             run_ablate(job, scales)
 
-    with_job(wiring, case_path, machine, work)
+    def check(case: CaseFolder) -> None:
+        case.need(ScaleRecord)
+        need_suspects(case)
+
+    with_job(wiring, case_path, machine, work, check)
 
 
 @click.command("decide")
@@ -201,10 +206,20 @@ def report_command(case_path: Path | None, text: bool, compare: tuple[Path, Path
             click.echo(run_report(case))
 
 
-def with_job(wiring: Callable[[], Wiring] | None, path: Path, machine: Machine, work: Callable[[Job], object]) -> None:
-    """`work` on the case at `path`, with the engine that `machine` asks for."""
+def with_job(
+    wiring: Callable[[], Wiring] | None,
+    path: Path,
+    machine: Machine,
+    work: Callable[[Job], object],
+    check: Callable[[CaseFolder], object] = lambda _case: None,
+) -> None:
+    """`work` on the case at `path`, with the engine that `machine` asks for.
+
+    `check` raises CaseError where the case is not ready for it, before model and text are read.
+    """
     with open_case(path, create=False) as case:
         plan = case.need(Plan)
+        check(case)
         room = choose_wiring(wiring, machine, path, plan.study)
         subject = reread_subject(plan, machine, room)
         with open_job(case, subject, machine, room) as job:

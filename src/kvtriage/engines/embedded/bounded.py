@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import resource
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ from kvtriage.engines.base import (
     keep_nothing,
 )
 from kvtriage.engines.embedded.engine import engine_threads, engine_version, resolve_device
-from kvtriage.engines.embedded.memory import FLOAT_BYTES, WITHIN_A_LAYER, available_bytes
+from kvtriage.engines.embedded.memory import FLOAT_BYTES, WITHIN_A_LAYER
 from kvtriage.engines.embedded.model import native_dtype
 from kvtriage.engines.embedded.observing import Observing, SeenBy
 from kvtriage.engines.embedded.streaming import StreamedModel, load_streamed_model
@@ -35,6 +33,7 @@ from kvtriage.engines.embedded.tokenizer import load_tokenizer
 from kvtriage.engines.embedded.weights import open_weights
 from kvtriage.errors import StudyError
 from kvtriage.kvcache.spec import CacheSpec
+from kvtriage.memory import available_bytes, peak_memory_bytes
 from kvtriage.units import format_bytes
 
 __all__ = ["COMPUTE_DTYPES", "BoundedEngine", "bound_for", "open_bounded_engine", "spare_bytes"]
@@ -71,7 +70,7 @@ class BoundedEngine(Observing):
         """`load_tokenizer` is called when a tokenizer is asked for, which calibration does not. `most_workers`: how
         many texts may be read side by side; as many as there are threads where it is None."""
         super().__init__(model.model.spec)
-        self._before_bytes = _most_resident_bytes()
+        self._before_bytes = peak_memory_bytes()
         self._model = model
         self._load_tokenizer = load_tokenizer
         self._native = native
@@ -179,11 +178,6 @@ def _only_calibrates() -> StudyError:
         "a model whose layers are streamed from disk can be calibrated here and nothing else",
         hint="go on with --engine vllm, or without --memory-bound on a machine that holds the model in float32",
     )
-
-
-def _most_resident_bytes() -> int:
-    """The most memory that this process has held so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def bound_for(folder: Path, device: torch.device) -> int | None:

@@ -73,6 +73,21 @@ class LayerCache:
             return 0
         return self._k[:, :, : self.retained].nbytes + self._v[:, :, : self.retained].nbytes
 
+    def copy(self, capacity: int) -> LayerCache:
+        """The same positions in a store of its own, for contexts of up to `capacity` tokens, those seen included."""
+        twin = LayerCache(self.key, self.value, capacity, self.window_tokens)
+        twin._k, twin._v = (self._copied(store, twin._slots) for store in (self._k, self._v))
+        twin.seen = self.seen
+        return twin
+
+    def _copied(self, store: Tensor | None, slots: int) -> Tensor | None:
+        # A ring that has gone round has as many slots in either store: those of the window.
+        if store is None:
+            return None
+        copied = store.new_empty((*store.shape[:2], slots, store.shape[3]))
+        copied[:, :, : self.retained] = store[:, :, : self.retained]
+        return copied
+
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store n new positions; return what their queries may see, in the compute dtype.
 

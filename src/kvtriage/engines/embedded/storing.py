@@ -185,10 +185,13 @@ class StoringAttention:
     all longer passes, what is visible is widened first and torch attends.
     """
 
-    def __init__(self, storages: tuple[LayerStorage, ...], capacity: int, decode: Decode) -> None:
+    def __init__(
+        self, storages: tuple[LayerStorage, ...], capacity: int, decode: Decode, begun: Sequence[LayerCache] = ()
+    ) -> None:
+        """Goes on behind what is `begun`, stored as `storages` say: a cache for each layer, or none at all."""
         self._storages = storages
         self._readers = tuple(_reader(storage, decode) for storage in storages)
-        self._caches: tuple[LayerCache | RaggedCache, ...] = tuple(
+        self._caches: tuple[LayerCache | RaggedCache, ...] = tuple(cache.copy(capacity) for cache in begun) or tuple(
             LayerCache(storage.key, storage.value, capacity, storage.spec.window_tokens) for storage in storages
         )
         self._magnitudes: dict[tuple[int, str], Tensor] = {}
@@ -196,6 +199,11 @@ class StoringAttention:
     @property
     def held_bytes(self) -> int:
         return sum(cache.held_bytes for cache in self._caches)
+
+    @property
+    def caches(self) -> tuple[LayerCache, ...]:
+        """Of each layer; none once sequences of different lengths were taken over."""
+        return tuple(cache for cache in self._caches if isinstance(cache, LayerCache))
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -100,7 +100,7 @@ def test_layers_are_read_to_the_same_places(rooms: int, tmp_path: Path, monkeypa
 
 def test_a_bound_is_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, spec = saved(tmp_path)
-    monkeypatch.setattr(bounded, "_most_resident_bytes", lambda: 0)
+    monkeypatch.setattr(bounded, "peak_memory_bytes", lambda: 0)
     with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=3) as engine:
         layer, text = engine._model.layer_bytes, 3 * 40 * 4 * 48
         worker = 6 * 40 * 4 * 64 + engine._model.largest_tensor_bytes
