@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -43,16 +44,27 @@ CANNOT_TELL = 3
 
 @click.command("calibrate")
 @case_argument
+@click.option(
+    "--compute-dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    help="Of products with weights. In bfloat16 scales differ by their last places.  [default: float32]",
+)
 @machine_options
 @click.pass_obj
-def calibrate_command(wiring: Callable[[], Wiring] | None, case_path: Path, machine: Machine) -> None:
+def calibrate_command(
+    wiring: Callable[[], Wiring] | None, case_path: Path, compute_dtype: str, machine: Machine
+) -> None:
     """Observe Q, K and V on the calibration text; write scales.json and two checkpoints for vLLM.
 
     \b
     Example:
       kvtriage calibrate case/
     """
-    with_job(wiring, case_path, machine, run_calibrate)
+    if machine.servers is not None and compute_dtype != "float32":
+        raise click.UsageError("--compute-dtype is for the embedded engine: a server takes --engine-arg --dtype")
+    how = replace(machine, only_calibrates=True, compute_dtype=compute_dtype)
+    with_job(wiring, case_path, how, run_calibrate)
 
 
 @click.command("diagnose")

@@ -71,8 +71,9 @@ class EmbeddedEngine(Observing):
     ) -> None:
         """`shared_bytes`: the most that is kept for arms to share, a text's first pass aside.
         `begun_bytes`: the most for texts that begin alike."""
-        super().__init__(model.spec, tokenizer)
+        super().__init__(model.spec)
         self._model = model
+        self._tokenizer = tokenizer
         self._native = native
         self._numerics = numerics
         self._threads = threads
@@ -96,6 +97,10 @@ class EmbeddedEngine(Observing):
             screens=True,
             reads_once=True,
         )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
 
     @contextlib.contextmanager
     def open(self, arm: Arm) -> Iterator[EmbeddedSession]:
