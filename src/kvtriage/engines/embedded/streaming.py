@@ -9,6 +9,7 @@ the next. Every text is computed by itself, as it is by a model in memory, so th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -87,10 +88,12 @@ class StreamedModel:
         """Tensors of two layers, filled anew for each: what is given back is not always found again."""
         self._coming: dict[int, list[Future[None]]] = {}
         """Layers that are being read, by index."""
+        self._closing = contextlib.ExitStack()
         for name, module in _outside_layers(model.decoder):
             self._prepare(name, module)
         for index, layer in enumerate(model.decoder_layers):
             layer.forward = functools.partial(self._pass_through, index, layer, layer.forward)
+            self._closing.callback(delattr, layer, "forward")
 
     @property
     def model(self) -> LanguageModel:
@@ -124,13 +127,20 @@ class StreamedModel:
         in the order of the texts. `rooms`: 2 to read a layer when the last texts of the one before are in it, else 1.
         `progress`: after each layer."""
         self._coming.clear()
+        for room in self._rooms[rooms:]:
+            room.clear()
         self._model.forward_hidden(token_ids, _Passage(observer, seen, pool, rooms, progress))
+
+    def close(self) -> None:
+        """Let go of the model, which holds this: what loading made is never looked through by Python's collector."""
+        self._closing.close()
 
     def _prepare(self, name: str, module: nn.Module) -> None:
         """What lies outside the layers is read now, an embedding row by row when it is asked."""
         if isinstance(module, nn.Embedding):
             module.padding_idx = None
-            module.register_forward_pre_hook(functools.partial(self._read_rows, f"{self._prefix}{name}.weight"))
+            hook = functools.partial(self._read_rows, f"{self._prefix}{name}.weight")
+            self._closing.callback(module.register_forward_pre_hook(hook).remove)
             return
         for own, parameter in list(module.named_parameters(recurse=False)):
             room = torch.empty(parameter.shape)

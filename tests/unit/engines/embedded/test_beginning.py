@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,23 @@ def test_an_arm_whose_earlier_layers_are_gone_reads_them_anew(engine: EmbeddedEn
     expected = score(engine, partial, READ[1])
     forget(engine)
     assert torch.equal(score(engine, partial, READ[1]), expected)
+
+
+@llama_alone
+def test_a_layer_that_resumed_over_one_piece_alone_has_not_all_of_a_beginning(engine: EmbeddedEngine) -> None:
+    """As when a study goes on where one arm has its trial of a text and another has not."""
+    native, _, _, skip_first, *_ = arms_of(engine)
+    first, *others = (text(f"{seed}", seed, CUT, begun=98) for seed in range(3))
+    piece = tiny.prompt(CUT, seed=97)
+    long = [replace(one, token_ids=(*one.token_ids[:CUT], *piece, *one.token_ids[CUT:])) for one in others]
+    short, far, near = cut_where_alike([first, *(replace(one, score_from=CUT + LENGTH - 20) for one in long)])
+    assert near.cuts == (CUT, 2 * CUT)
+    score(engine, skip_first, short)
+    for arm in (native, skip_first):
+        score(engine, arm, far)
+    found = score(engine, skip_first, near)
+    forget(engine)
+    assert torch.equal(found, score(engine, skip_first, near))
 
 
 @llama_alone
