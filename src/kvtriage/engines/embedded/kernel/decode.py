@@ -19,16 +19,10 @@ import numpy as np
 from numba import types
 
 from kvtriage.engines.embedded.kernel.control import keep_subnormals, restore
-from kvtriage.engines.embedded.kernel.machine import Machine
-from kvtriage.engines.embedded.kernel.tiles import (
-    BLOCK,
-    add_values,
-    cap_scores,
-    largest,
-    score_tokens,
-    scores_to_weights,
-    widen,
-)
+from kvtriage.engines.embedded.kernel.machine import PIECE_LANES, Machine
+from kvtriage.engines.embedded.kernel.softmax import cap_scores, raise_tops, scores_to_weights
+from kvtriage.engines.embedded.kernel.tiles import add_values, score_tokens, widen
+from kvtriage.engines.embedded.kernel.writer import BLOCK
 
 __all__ = ["SPLIT", "Shape", "compile_attend", "compile_join", "this_machine"]
 
@@ -37,6 +31,8 @@ SPLIT = 1024
 
 _MOST_HEADS = 8
 """Query heads whose sums are kept in registers together; a larger group is taken in several passes."""
+
+_LN2 = math.log(2.0)
 
 _ELEMENTS = {
     "float8_e4m3fn": types.uint8,
@@ -88,7 +84,9 @@ def compile_attend(shape: Shape) -> Any:
     passes = group // heads
     k_widening = machine.key_widening(key_format, dim) if passes == 1 else machine.widening(key_format, dim)
     v_widening = machine.widening(value_format, dim_v)
+    lanes = machine.lanes
     tokens = machine.tokens(heads, k_widening.lot)
+    copies = machine.copies(k_widening.lot)
     k_lot, k_before, k_after = k_widening.lot, 2.0**k_widening.before, k_widening.after
     v_lot, v_before, v_after = v_widening.lot, v_widening.before, 2.0**v_widening.after
     v_undone = 2.0**-v_before
@@ -104,7 +102,9 @@ def compile_attend(shape: Shape) -> Any:
         kv_heads, slots, splits = key.shape[1], key.shape[2], tops.shape[2]
         keys, values, sums_of_values = key.reshape(-1), value.reshape(-1), outputs.reshape(-1)
         scores = np.empty(group * BLOCK, np.float32)
-        q = np.empty(group * dim, np.float32)
+        shrinks = np.empty(group, np.float32)
+        totals_by_lane = np.empty(group * lanes, np.float32)
+        q = np.empty(group * dim * copies, np.float32)
         ordered = np.empty(dim_v, np.float32)
         wide = np.empty(BLOCK * max(dim, dim_v) if passes > 1 else 0, np.float32)
         for item in range(first_item, key.shape[0] * kv_heads * splits, step):
@@ -112,12 +112,15 @@ def compile_attend(shape: Shape) -> Any:
             start = spans[b, 0] + split * SPLIT
             stop = min(start + SPLIT, spans[b, 1])
             top, total = tops[b, head, split], totals[b, head, split]
-            top[:], total[:] = -np.inf, 0.0
+            top[:], totals_by_lane[:] = -np.inf, 0.0
             sum_at = item * group * dim_v
             sums_of_values[sum_at : sum_at + group * dim_v] = 0.0
             for g in range(group):
                 for d in range(dim):
-                    q[g * dim + _dealt(d, k_lot)] = query[b, head, g, d] * np.float32(factor[head] * k_before)
+                    dealt = _dealt(d, k_lot)
+                    for copy in range(copies):
+                        at = (dealt // PIECE_LANES * copies + copy) * PIECE_LANES + dealt % PIECE_LANES
+                        q[g * dim * copies + at] = query[b, head, g, d] * np.float32(factor[head] * k_before)
             for block in range(start, stop, BLOCK):
                 count = min(BLOCK, stop - block)
                 row = (b * kv_heads + head) * slots + block
@@ -148,14 +151,15 @@ def compile_attend(shape: Shape) -> Any:
                         cap_scores(scores, g * BLOCK, softcap)
                     for t in range(count, BLOCK):
                         scores[g * BLOCK + t] = -np.inf
-                    found = largest(scores, g * BLOCK)
-                    if found > top[g]:
-                        shrink = np.float32(math.exp(top[g] - found))
-                        top[g] = found
-                        total[g] *= shrink
-                        for d in range(sum_at + g * dim_v, sum_at + (g + 1) * dim_v):
-                            sums_of_values[d] *= shrink
-                    total[g] += scores_to_weights(scores, g * BLOCK, top[g], v_before)
+                for head_at in range(0, group, heads):
+                    if raise_tops(scores, head_at * BLOCK, heads, top, shrinks, head_at):
+                        for g in range(head_at, head_at + heads):
+                            for lane in range(g * lanes, (g + 1) * lanes):
+                                totals_by_lane[lane] *= shrinks[g]
+                            for d in range(sum_at + g * dim_v, sum_at + (g + 1) * dim_v):
+                                sums_of_values[d] *= shrinks[g]
+                    scores_to_weights(scores, head_at * BLOCK, heads, top, head_at, v_before, totals_by_lane,
+                                      head_at * lanes)  # fmt: skip
                 if passes == 1:
                     add_values(scores, 0, values, row * dim_v, count, sums_of_values, sum_at, heads, dim_v,
                                value_format, v_lot, keys, (row + BLOCK) * dim, dim)  # fmt: skip
@@ -166,7 +170,7 @@ def compile_attend(shape: Shape) -> Any:
                         add_values(scores, head_at * BLOCK, wide, 0, count, sums_of_values, sum_at + head_at * dim_v,
                                    heads, dim_v, "float32", 0, keys, (row + BLOCK) * dim, dim)  # fmt: skip
             for g in range(group):
-                total[g] *= np.float32(v_undone)
+                total[g] = totals_by_lane[g * lanes : (g + 1) * lanes].sum() * np.float32(v_undone)
                 row_at = sum_at + g * dim_v
                 for d in range(dim_v):
                     ordered[d] = sums_of_values[row_at + _dealt(d, v_lot)] * np.float32(v_after)
@@ -197,11 +201,11 @@ def compile_join() -> Any:
                     top = sinks[head, g]
                     for split in range(splits):
                         top = max(top, tops[b, head, split, g])
-                    total = math.exp(sinks[head, g] - top)
+                    total = math.exp(_LN2 * (sinks[head, g] - top))
                     row = result[b, head, g]
                     row[:] = 0.0
                     for split in range(splits):
-                        weight = math.exp(tops[b, head, split, g] - top)
+                        weight = math.exp(_LN2 * (tops[b, head, split, g] - top))
                         total += weight * totals[b, head, split, g]
                         for d in range(row.size):
                             row[d] += np.float32(weight) * outputs[b, head, split, g, d]
@@ -217,7 +221,4 @@ def compile_join() -> Any:
 
 def _revision() -> int:
     """A number for the source that the intrinsics are written in, which numba does not look at."""
-    folder = Path(__file__).parent
-    return zlib.crc32(
-        b"".join((folder / name).read_bytes() for name in ("control.py", "machine.py", "tiles.py", "vectors.py"))
-    )
+    return zlib.crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))

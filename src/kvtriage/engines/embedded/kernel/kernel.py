@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import platform
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,9 @@ __all__ = ["Decode", "DecodeKernel", "NoKernel", "open_decode"]
 
 _BYTES_PER_THREAD = 512 * 1024
 """A thread is worth waking for so many bytes of cache."""
+
+_LOG2_E = math.log2(math.e)
+"""Times a score: the compiled functions take powers of two."""
 
 _VIEWS = {torch.float8_e4m3fn: torch.uint8, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 """How numpy, which knows none of these dtypes, is shown their bytes."""
@@ -78,11 +82,11 @@ class DecodeKernel:
         totals, outputs = np.empty_like(tops), np.empty((*tops.shape, dim_v), np.float32)
         work = (
             call.query.reshape(batch, kv_heads, group, dim).contiguous().numpy(),
-            k_scale * np.float32(call.scaling),
+            (k_scale.astype(np.float64) * (call.scaling * _LOG2_E)).astype(np.float32),
             _numpy(key),
             _numpy(value),
             spans,
-            np.float32(call.softcap or 0.0),
+            np.float32((call.softcap or 0.0) * _LOG2_E),
         )
         read = (int((spans[:, 1] - spans[:, 0]).sum()) * kv_heads * (dim + dim_v)) * key.element_size()
         count = max(1, min(self._threads, tops.size // group, read // _BYTES_PER_THREAD))
@@ -151,4 +155,4 @@ def _numpy(stored: Tensor) -> npt.NDArray[Any]:
 def _sinks(call: AttentionCall, kv_heads: int) -> npt.NDArray[np.float32]:
     if call.sinks is None:
         return np.full((kv_heads, call.query.shape[1] // kv_heads), -np.inf, np.float32)
-    return call.sinks.to(torch.float32).view(kv_heads, -1).contiguous().numpy()
+    return (call.sinks.double() * _LOG2_E).to(torch.float32).view(kv_heads, -1).contiguous().numpy()

@@ -58,6 +58,10 @@ class Machine:
         """Rows of which a register holds a piece each."""
         return self.lanes // PIECE_LANES
 
+    def copies(self, lot: int) -> int:
+        """How often each piece of the query lies in a row: once for each row of a key that is read abreast."""
+        return self.abreast if lot == 4 * PIECE_LANES else 1
+
     def widening(self, fmt: str, dim: int) -> Widening:
         """Of a row, by vectors along it."""
         if fmt != "float8_e4m3fn":
