@@ -20,9 +20,9 @@ from numba import types
 
 from kvtriage.engines.embedded.kernel.control import keep_subnormals, restore
 from kvtriage.engines.embedded.kernel.machine import PIECE_LANES, Machine
-from kvtriage.engines.embedded.kernel.softmax import cap_scores, raise_tops, scores_to_weights
+from kvtriage.engines.embedded.kernel.softmax import cap_scores, largest, raise_tops, scores_to_weights
 from kvtriage.engines.embedded.kernel.tiles import add_values, score_tokens, widen
-from kvtriage.engines.embedded.kernel.writer import BLOCK
+from kvtriage.engines.embedded.kernel.writer import place_of
 
 __all__ = ["SPLIT", "Shape", "compile_attend", "compile_join", "this_machine"]
 
@@ -40,6 +40,7 @@ _ELEMENTS = {
     "float16": types.int16,
     "float32": types.float32,
 }
+_BYTES = {"float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,88 @@ def compile_attend(shape: Shape) -> Any:
     passes = group // heads
     k_widening = machine.key_widening(key_format, dim) if passes == 1 else machine.widening(key_format, dim)
     v_widening = machine.widening(value_format, dim_v)
-    lanes = machine.lanes
+    block, lanes = machine.block(dim * _BYTES[key_format], dim_v * _BYTES[value_format]), machine.lanes
     tokens = machine.tokens(heads, k_widening.lot)
     copies = machine.copies(k_widening.lot)
     k_lot, k_before, k_after = k_widening.lot, 2.0**k_widening.before, k_widening.after
     v_lot, v_before, v_after = v_widening.lot, v_widening.before, 2.0**v_widening.after
     v_undone = 2.0**-v_before
     revision = _revision()
+
+    @numba.njit  # type: ignore[untyped-decorator]
+    def score_block(q: Any, keys: Any, key_at: Any, count: Any, scores: Any, at: Any, wide: Any, ahead: Any,
+                    ahead_at: Any) -> None:  # fmt: skip
+        """The scores [group, block] of `count` rows of K; meanwhile as many rows of V are fetched."""
+        whole = count - count % tokens
+        if passes == 1:
+            for t in range(0, whole, tokens):
+                score_tokens(q, 0, keys, key_at + t * dim, tokens, scores, at + t, block, heads, dim, tokens,
+                             key_format, k_lot, k_after, ahead, ahead_at + t * dim_v, dim_v)  # fmt: skip
+            if whole < count:
+                score_tokens(q, 0, keys, key_at + whole * dim, count - whole, scores, at + whole, block, heads, dim,
+                             tokens, key_format, k_lot, k_after, ahead, ahead_at + whole * dim_v, dim_v)  # fmt: skip
+            return
+        for t in range(count):
+            widen(keys, key_at + t * dim, wide, t * dim, dim, key_format, k_lot)
+        for head_at in range(0, group, heads):
+            for t in range(0, whole, tokens):
+                score_tokens(q, head_at * dim, wide, t * dim, tokens, scores, at + head_at * block + t, block, heads,
+                             dim, tokens, "float32", 0, k_after, ahead, ahead_at + t * dim_v, dim_v)  # fmt: skip
+            if whole < count:
+                score_tokens(q, head_at * dim, wide, whole * dim, count - whole, scores, at + head_at * block + whole,
+                             block, heads, dim, tokens, "float32", 0, k_after, ahead, ahead_at + whole * dim_v,
+                             dim_v)  # fmt: skip
+
+    @numba.njit  # type: ignore[untyped-decorator]
+    def add_block(weights: Any, at: Any, values: Any, value_at: Any, count: Any, sums: Any, wide: Any, ahead: Any,
+                  ahead_at: Any) -> None:  # fmt: skip
+        """`count` rows of V, weighted; meanwhile as many rows of K are fetched."""
+        if passes == 1:
+            add_values(weights, at, values, value_at, count, sums, 0, block, heads, dim_v, value_format, v_lot,
+                       ahead, ahead_at, dim)  # fmt: skip
+            return
+        for t in range(count):
+            widen(values, value_at + t * dim_v, wide, t * dim_v, dim_v, value_format, v_lot)
+        for head_at in range(0, group, heads):
+            add_values(weights, at + head_at * block, wide, 0, count, sums, head_at * dim_v, block, heads,
+                       dim_v, "float32", 0, ahead, ahead_at, dim)  # fmt: skip
+
+    @numba.njit  # type: ignore[untyped-decorator]
+    def attend_blocks(
+        q: Any, key: Any, value: Any, row: Any, start: Any, stop: Any, softcap: Any, scores: Any, found: Any, top: Any,
+        shrinks: Any, totals: Any, sums: Any, wide: Any,
+    ) -> None:  # fmt: skip
+        """Positions [start, stop) of a head whose first row is `row`. Every array comes as a place.
+
+        Each turn scores a block and adds the values of the one before, so that neither waits for the other.
+        """
+        at, weighed = 0, 0
+        for first in range(start, stop + block, block):
+            count = max(0, min(block, stop - first))
+            if count > 0:
+                score_block(q, key, (row + first) * dim, count, scores, at, wide, value, (row + first - block) * dim_v)
+                for g in range(group):
+                    if softcap > 0.0:
+                        cap_scores(scores, at + g * block, block, softcap)
+                    for t in range(count, block):
+                        scores[at + g * block + t] = np.float32(-np.inf)
+                for head_at in range(0, group, heads):
+                    largest(scores, at + head_at * block, block, heads, found, head_at)
+            before = group * block - at
+            if weighed > 0:
+                add_block(scores, before, value, (row + first - block) * dim_v, weighed, sums, wide, key,
+                          (row + first + block) * dim)  # fmt: skip
+            if count > 0:
+                for head_at in range(0, group, heads):
+                    if raise_tops(found, top, shrinks, head_at, heads):
+                        for g in range(head_at, head_at + heads):
+                            for lane in range(g * lanes, (g + 1) * lanes):
+                                totals[lane] *= shrinks[g]
+                            for d in range(g * dim_v, (g + 1) * dim_v):
+                                sums[d] *= shrinks[g]
+                    scores_to_weights(scores, at + head_at * block, block, heads, top, head_at, v_before, totals,
+                                      head_at * lanes)  # fmt: skip
+            at, weighed = before, count
 
     def attend(
         query: Any, factor: Any, key: Any, value: Any, spans: Any, softcap: Any, first_item: Any, step: Any,
@@ -100,81 +176,35 @@ def compile_attend(shape: Shape) -> Any:
             return
         control = keep_subnormals()
         kv_heads, slots, splits = key.shape[1], key.shape[2], tops.shape[2]
-        keys, values, sums_of_values = key.reshape(-1), value.reshape(-1), outputs.reshape(-1)
-        scores = np.empty(group * BLOCK, np.float32)
-        shrinks = np.empty(group, np.float32)
+        scores = np.empty(2 * group * block, np.float32)
+        found, shrinks = np.empty(group, np.float32), np.empty(group, np.float32)
         totals_by_lane = np.empty(group * lanes, np.float32)
         q = np.empty(group * dim * copies, np.float32)
         ordered = np.empty(dim_v, np.float32)
-        wide = np.empty(BLOCK * max(dim, dim_v) if passes > 1 else 0, np.float32)
+        wide = np.empty(block * max(dim, dim_v) if passes > 1 else 0, np.float32)
         for item in range(first_item, key.shape[0] * kv_heads * splits, step):
             b, head, split = item // (kv_heads * splits), item // splits % kv_heads, item % splits
             start = spans[b, 0] + split * SPLIT
             stop = min(start + SPLIT, spans[b, 1])
-            top, total = tops[b, head, split], totals[b, head, split]
+            top, total, sums = tops[b, head, split], totals[b, head, split], outputs[b, head, split]
             top[:], totals_by_lane[:] = -np.inf, 0.0
-            sum_at = item * group * dim_v
-            sums_of_values[sum_at : sum_at + group * dim_v] = 0.0
+            sums[:] = 0.0
             for g in range(group):
                 for d in range(dim):
                     dealt = _dealt(d, k_lot)
                     for copy in range(copies):
                         at = (dealt // PIECE_LANES * copies + copy) * PIECE_LANES + dealt % PIECE_LANES
                         q[g * dim * copies + at] = query[b, head, g, d] * np.float32(factor[head] * k_before)
-            for block in range(start, stop, BLOCK):
-                count = min(BLOCK, stop - block)
-                row = (b * kv_heads + head) * slots + block
-                whole = count - count % tokens
-                # A row of V is asked for when the same row of K is done with: at equal offsets they evict each other.
-                if passes == 1:
-                    for t in range(0, whole, tokens):
-                        score_tokens(q, 0, keys, (row + t) * dim, tokens, scores, t, heads, dim, tokens, key_format,
-                                     k_lot, k_after, values, (row + t - tokens) * dim_v, dim_v)  # fmt: skip
-                    if whole < count:
-                        score_tokens(q, 0, keys, (row + whole) * dim, count - whole, scores, whole, heads, dim, tokens,
-                                     key_format, k_lot, k_after, values, (row + whole - tokens) * dim_v,
-                                     dim_v)  # fmt: skip
-                else:
-                    for t in range(count):
-                        widen(keys, (row + t) * dim, wide, t * dim, dim, key_format, k_lot)
-                    for head_at in range(0, group, heads):
-                        for t in range(0, whole, tokens):
-                            score_tokens(q, head_at * dim, wide, t * dim, tokens, scores, head_at * BLOCK + t, heads,
-                                         dim, tokens, "float32", 0, k_after, values, (row + t) * dim_v,
-                                         dim_v)  # fmt: skip
-                        if whole < count:
-                            score_tokens(q, head_at * dim, wide, whole * dim, count - whole, scores,
-                                         head_at * BLOCK + whole, heads, dim, tokens, "float32", 0, k_after, values,
-                                         (row + whole) * dim_v, dim_v)  # fmt: skip
-                for g in range(group):
-                    if softcap > 0.0:
-                        cap_scores(scores, g * BLOCK, softcap)
-                    for t in range(count, BLOCK):
-                        scores[g * BLOCK + t] = -np.inf
-                for head_at in range(0, group, heads):
-                    if raise_tops(scores, head_at * BLOCK, heads, top, shrinks, head_at):
-                        for g in range(head_at, head_at + heads):
-                            for lane in range(g * lanes, (g + 1) * lanes):
-                                totals_by_lane[lane] *= shrinks[g]
-                            for d in range(sum_at + g * dim_v, sum_at + (g + 1) * dim_v):
-                                sums_of_values[d] *= shrinks[g]
-                    scores_to_weights(scores, head_at * BLOCK, heads, top, head_at, v_before, totals_by_lane,
-                                      head_at * lanes)  # fmt: skip
-                if passes == 1:
-                    add_values(scores, 0, values, row * dim_v, count, sums_of_values, sum_at, heads, dim_v,
-                               value_format, v_lot, keys, (row + BLOCK) * dim, dim)  # fmt: skip
-                else:
-                    for t in range(count):
-                        widen(values, (row + t) * dim_v, wide, t * dim_v, dim_v, value_format, v_lot)
-                    for head_at in range(0, group, heads):
-                        add_values(scores, head_at * BLOCK, wide, 0, count, sums_of_values, sum_at + head_at * dim_v,
-                                   heads, dim_v, "float32", 0, keys, (row + BLOCK) * dim, dim)  # fmt: skip
+            attend_blocks(
+                place_of(q), place_of(key), place_of(value), (b * kv_heads + head) * slots, start, stop, softcap,
+                place_of(scores), place_of(found), place_of(top), place_of(shrinks), place_of(totals_by_lane),
+                place_of(sums), place_of(wide),
+            )  # fmt: skip
             for g in range(group):
                 total[g] = totals_by_lane[g * lanes : (g + 1) * lanes].sum() * np.float32(v_undone)
-                row_at = sum_at + g * dim_v
                 for d in range(dim_v):
-                    ordered[d] = sums_of_values[row_at + _dealt(d, v_lot)] * np.float32(v_after)
-                sums_of_values[row_at : row_at + dim_v] = ordered
+                    ordered[d] = sums[g, _dealt(d, v_lot)] * np.float32(v_after)
+                sums[g] = ordered
         restore(control)
 
     floats, number = types.float32, types.int64

@@ -10,6 +10,8 @@ LINE_BYTES = 64
 PIECE_LANES = 4
 """32-bit words of one row, 16 bytes, that lie side by side with the same words of other rows."""
 
+import os
+_BLOCK_BYTES = int(os.environ.get("BLK","8192"))
 _E4M3_BIAS, _F16_BIAS, _F32_BIAS = 7, 15, 127
 
 
@@ -57,6 +59,10 @@ class Machine:
     def abreast(self) -> int:
         """Rows of which a register holds a piece each."""
         return self.lanes // PIECE_LANES
+
+    def block(self, key_row_bytes: int, value_row_bytes: int) -> int:
+        """Tokens whose scores are kept at a time."""
+        return max(32, min(128, _BLOCK_BYTES // max(key_row_bytes, value_row_bytes) // 32 * 32))
 
     def copies(self, lot: int) -> int:
         """How often each piece of the query lies in a row: once for each row of a key that is read abreast."""

@@ -16,7 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from kvtriage.engines.embedded.kernel.machine import PIECE_LANES
-from kvtriage.engines.embedded.kernel.writer import BLOCK, Writer
+from kvtriage.engines.embedded.kernel.writer import Writer
 
 __all__ = ["add_values", "score_tokens", "widen"]
 
@@ -42,30 +42,30 @@ def _write_widen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def score_tokens(
     _typing: Any, query: Any, query_at: Any, key: Any, key_at: Any, count: Any, scores: Any, scores_at: Any,
-    heads: Any, dim: Any, tokens: Any, fmt: Any, lot: Any, exponent: Any, ahead: Any, ahead_at: Any, ahead_dim: Any,
+    block: Any, heads: Any, dim: Any, tokens: Any, fmt: Any, lot: Any, exponent: Any, ahead: Any, ahead_at: Any, ahead_dim: Any,
 ) -> Any:  # fmt: skip
     """scores[h, t] = 2^exponent · query[h] · key[t], for `heads` rows of the query and `tokens` of the key.
 
     Where there are only `count` rows of the key, the last one stands in for those that are missing.
     Meanwhile `tokens` rows [ahead_dim] of `ahead` are fetched.
     """
-    given = (query, query_at, key, key_at, count, scores, scores_at, heads, dim, tokens, fmt, lot, exponent, ahead,
+    given = (query, query_at, key, key_at, count, scores, scores_at, block, heads, dim, tokens, fmt, lot, exponent, ahead,
              ahead_at, ahead_dim)  # fmt: skip
     return types.void(*given), _write_scores
 
 
 def _write_scores(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     write = Writer(context, builder, signature, args)
-    (query, query_at, key, key_at, count, scores, scores_at, heads, dim, tokens, fmt, lot, exponent, ahead, ahead_at,
+    (query, query_at, key, key_at, count, scores, scores_at, block, heads, dim, tokens, fmt, lot, exponent, ahead, ahead_at,
      ahead_dim) = write.args  # fmt: skip
-    write.prefetch(ahead, ahead_at, tokens * ahead_dim, signature.args[13].dtype.bitwidth // 8)
+    write.prefetch(ahead, ahead_at, tokens * ahead_dim, signature.args[14].dtype.bitwidth // 8)
     rows = [write.row(key_at, t, count, dim) for t in range(tokens)]
     if lot == 4 * PIECE_LANES:
         found = _scores_of_pieces(write, query, query_at, key, rows, heads, dim)
     else:
         found = _scores_of_rows(write, query, query_at, key, rows, heads, dim, fmt, lot)
     for h, row in enumerate(found):
-        write.store(write.times_power(row, exponent), scores, write.plus(scores_at, h * BLOCK))
+        write.store(write.times_power(row, exponent), scores, write.plus(scores_at, h * block))
     return context.get_dummy_value()
 
 
@@ -121,20 +121,20 @@ def _scores_in_order(write: Writer, found: list[Any], first: int, count: int) ->
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def add_values(
     _typing: Any, weights: Any, weights_at: Any, value: Any, value_at: Any, count: Any, output: Any, output_at: Any,
-    heads: Any, dim: Any, fmt: Any, lot: Any, ahead: Any, ahead_at: Any, ahead_dim: Any,
+    block: Any, heads: Any, dim: Any, fmt: Any, lot: Any, ahead: Any, ahead_at: Any, ahead_dim: Any,
 ) -> Any:  # fmt: skip
     """output[h] += weights[h, t] · value[t], over `count` tokens t and `heads` rows.
 
     Meanwhile as many rows [ahead_dim] of `ahead` are fetched.
     """
-    given = (weights, weights_at, value, value_at, count, output, output_at, heads, dim, fmt, lot, ahead, ahead_at,
+    given = (weights, weights_at, value, value_at, count, output, output_at, block, heads, dim, fmt, lot, ahead, ahead_at,
              ahead_dim)  # fmt: skip
     return types.void(*given), _write_values
 
 
 def _write_values(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     write = Writer(context, builder, signature, args)
-    (weights, weights_at, value, value_at, count, output, output_at, heads, dim, fmt, lot, ahead, ahead_at,
+    (weights, weights_at, value, value_at, count, output, output_at, block, heads, dim, fmt, lot, ahead, ahead_at,
      ahead_dim) = write.args  # fmt: skip
     lanes = write.lanes(dim)
     for steps in _sweeps(write.steps(dim, heads, lot), write.machine.sums // heads * lanes):
@@ -144,11 +144,11 @@ def _write_values(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         with cgutils.for_range(builder, write.plus(count, 0)) as loop:
             share = [ahead_dim * column // dim for column in (columns.start, columns.stop)]
             place = builder.add(write.plus(ahead_at, share[0]), builder.mul(loop.index, _I64(ahead_dim)))
-            write.prefetch(ahead, place, share[1] - share[0], signature.args[11].dtype.bitwidth // 8)
+            write.prefetch(ahead, place, share[1] - share[0], signature.args[12].dtype.bitwidth // 8)
             row = builder.add(write.plus(value_at, 0), builder.mul(loop.index, _I64(dim)))
             parts = [part for at, size in steps for part in write.widened(value, row, at, size, fmt, lanes, lot)]
             for h in range(heads):
-                place = builder.add(write.plus(weights_at, h * BLOCK), loop.index)
+                place = builder.add(write.plus(weights_at, h * block), loop.index)
                 weight = write.splat(write.scalar(weights, place), lanes)
                 for number, part in enumerate(parts):
                     kept = sums[h * len(parts) + number]

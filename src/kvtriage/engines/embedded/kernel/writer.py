@@ -7,14 +7,12 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.extending import intrinsic
 
 from kvtriage.engines.embedded.kernel.machine import Machine
 from kvtriage.engines.embedded.kernel.vectors import Vectors
 
-__all__ = ["BLOCK", "Writer"]
-
-BLOCK = 128
-"""Tokens whose scores are kept at a time."""
+__all__ = ["Writer", "place_of"]
 
 _STEP = 16
 """Elements widened at once where the sums leave room: bytes of one register, on their way through 16 bits."""
@@ -23,7 +21,7 @@ _I64 = ir.IntType(64)
 
 
 class Writer(Vectors):
-    """One intrinsic being written: `args` holds literals as Python's own, arrays as pointers."""
+    """One intrinsic being written: `args` holds literals as Python's own."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
         super().__init__(builder)
@@ -49,11 +47,21 @@ class Writer(Vectors):
         return [(at, count) for at in range(0, dim, count)]
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def place_of(_typing: Any, array: Any) -> Any:
+    """The place of an array's first element. numba counts who holds an array, with an instruction that all memory
+    waits for; a place is held by nobody, and the array has to outlive it.
+    """
+    return types.CPointer(array.dtype)(array), _write_place
+
+
+def _write_place(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    return context.make_array(signature.args[0])(context, builder, args[0]).data
+
+
 def _argument(context: Any, builder: Any, kind: Any, value: Any) -> Any:
     match kind:
         case types.Literal():
             return kind.literal_value
-        case types.Array():
-            return context.make_array(kind)(context, builder, value).data
         case _:
             return value
