@@ -72,10 +72,10 @@ def this_machine() -> tuple[Machine, str]:
 
 
 def compile_attend(shape: Shape) -> Any:
-    """attend(query [B, Hkv, G, D], factor [Hkv], key [B, Hkv, slots, D], value [B, Hkv, slots, Dv], spans [B, 2],
+    """attend(query [B, Hkv, G, D], k_scale [Hkv], scaling, key [B, Hkv, slots, D], value [B, Hkv, slots, Dv], spans [B, 2],
     softcap, first item, step, tops [B, Hkv, splits, G], totals likewise, outputs [B, Hkv, splits, G, Dv]).
 
-    factor multiplies the query, softcap 0 is none, `spans` are the positions [from, to) that are seen.
+    A score is k_scale · scaling · query · key, and a weight is 2^score; softcap 0 is none, `spans` are the positions [from, to) that are seen.
     Compiled once for a machine and kept on disk by numba.
     """
     group, dim, dim_v = shape.group, shape.dim, shape.dim_v
@@ -94,42 +94,38 @@ def compile_attend(shape: Shape) -> Any:
     revision = _revision()
 
     @numba.njit  # type: ignore[untyped-decorator]
-    def score_block(q: Any, keys: Any, key_at: Any, count: Any, scores: Any, at: Any, wide: Any, ahead: Any,
-                    ahead_at: Any) -> None:  # fmt: skip
-        """The scores [group, block] of `count` rows of K; meanwhile as many rows of V are fetched."""
+    def score_block(q: Any, keys: Any, key_at: Any, count: Any, scores: Any, at: Any, wide: Any) -> None:
+        """The scores [group, block] of `count` rows of K."""
         whole = count - count % tokens
         if passes == 1:
             for t in range(0, whole, tokens):
                 score_tokens(q, 0, keys, key_at + t * dim, tokens, scores, at + t, block, heads, dim, tokens,
-                             key_format, k_lot, k_after, ahead, ahead_at + t * dim_v, dim_v)  # fmt: skip
+                             key_format, k_lot, k_after)  # fmt: skip
             if whole < count:
                 score_tokens(q, 0, keys, key_at + whole * dim, count - whole, scores, at + whole, block, heads, dim,
-                             tokens, key_format, k_lot, k_after, ahead, ahead_at + whole * dim_v, dim_v)  # fmt: skip
+                             tokens, key_format, k_lot, k_after)  # fmt: skip
             return
         for t in range(count):
             widen(keys, key_at + t * dim, wide, t * dim, dim, key_format, k_lot)
         for head_at in range(0, group, heads):
             for t in range(0, whole, tokens):
                 score_tokens(q, head_at * dim, wide, t * dim, tokens, scores, at + head_at * block + t, block, heads,
-                             dim, tokens, "float32", 0, k_after, ahead, ahead_at + t * dim_v, dim_v)  # fmt: skip
+                             dim, tokens, "float32", 0, k_after)  # fmt: skip
             if whole < count:
                 score_tokens(q, head_at * dim, wide, whole * dim, count - whole, scores, at + head_at * block + whole,
-                             block, heads, dim, tokens, "float32", 0, k_after, ahead, ahead_at + whole * dim_v,
-                             dim_v)  # fmt: skip
+                             block, heads, dim, tokens, "float32", 0, k_after)  # fmt: skip
 
     @numba.njit  # type: ignore[untyped-decorator]
-    def add_block(weights: Any, at: Any, values: Any, value_at: Any, count: Any, sums: Any, wide: Any, ahead: Any,
-                  ahead_at: Any) -> None:  # fmt: skip
-        """`count` rows of V, weighted; meanwhile as many rows of K are fetched."""
+    def add_block(weights: Any, at: Any, values: Any, value_at: Any, count: Any, sums: Any, wide: Any) -> None:
+        """`count` rows of V, weighted."""
         if passes == 1:
-            add_values(weights, at, values, value_at, count, sums, 0, block, heads, dim_v, value_format, v_lot,
-                       ahead, ahead_at, dim)  # fmt: skip
+            add_values(weights, at, values, value_at, count, sums, 0, block, heads, dim_v, value_format, v_lot)  # fmt: skip
             return
         for t in range(count):
             widen(values, value_at + t * dim_v, wide, t * dim_v, dim_v, value_format, v_lot)
         for head_at in range(0, group, heads):
             add_values(weights, at + head_at * block, wide, 0, count, sums, head_at * dim_v, block, heads,
-                       dim_v, "float32", 0, ahead, ahead_at, dim)  # fmt: skip
+                       dim_v, "float32", 0)  # fmt: skip
 
     @numba.njit  # type: ignore[untyped-decorator]
     def attend_blocks(
@@ -144,7 +140,7 @@ def compile_attend(shape: Shape) -> Any:
         for first in range(start, stop + block, block):
             count = max(0, min(block, stop - first))
             if count > 0:
-                score_block(q, key, (row + first) * dim, count, scores, at, wide, value, (row + first - block) * dim_v)
+                score_block(q, key, (row + first) * dim, count, scores, at, wide)
                 for g in range(group):
                     if softcap > 0.0:
                         cap_scores(scores, at + g * block, block, softcap)
@@ -154,8 +150,7 @@ def compile_attend(shape: Shape) -> Any:
                     largest(scores, at + head_at * block, block, heads, found, head_at)
             before = group * block - at
             if weighed > 0:
-                add_block(scores, before, value, (row + first - block) * dim_v, weighed, sums, wide, key,
-                          (row + first + block) * dim)  # fmt: skip
+                add_block(scores, before, value, (row + first - block) * dim_v, weighed, sums, wide)
             if count > 0:
                 for head_at in range(0, group, heads):
                     if raise_tops(found, top, shrinks, head_at, heads):
@@ -169,7 +164,7 @@ def compile_attend(shape: Shape) -> Any:
             at, weighed = before, count
 
     def attend(
-        query: Any, factor: Any, key: Any, value: Any, spans: Any, softcap: Any, first_item: Any, step: Any,
+        query: Any, k_scale: Any, scaling: Any, key: Any, value: Any, spans: Any, softcap: Any, first_item: Any, step: Any,
         tops: Any, totals: Any, outputs: Any,
     ) -> Any:  # fmt: skip
         if revision < 0:  # numba's key on disk holds what is captured: code of another revision is not taken
@@ -189,12 +184,13 @@ def compile_attend(shape: Shape) -> Any:
             top, total, sums = tops[b, head, split], totals[b, head, split], outputs[b, head, split]
             top[:], totals_by_lane[:] = -np.inf, 0.0
             sums[:] = 0.0
+            factor = np.float32(k_scale[head] * scaling * k_before)
             for g in range(group):
                 for d in range(dim):
                     dealt = _dealt(d, k_lot)
                     for copy in range(copies):
                         at = (dealt // PIECE_LANES * copies + copy) * PIECE_LANES + dealt % PIECE_LANES
-                        q[g * dim * copies + at] = query[b, head, g, d] * np.float32(factor[head] * k_before)
+                        q[g * dim * copies + at] = query[b, head, g, d] * factor
             attend_blocks(
                 place_of(q), place_of(key), place_of(value), (b * kv_heads + head) * slots, start, stop, softcap,
                 place_of(scores), place_of(found), place_of(top), place_of(shrinks), place_of(totals_by_lane),
@@ -209,7 +205,7 @@ def compile_attend(shape: Shape) -> Any:
 
     floats, number = types.float32, types.int64
     signature = types.void(
-        types.Array(floats, 4, "C"), types.Array(floats, 1, "C"),
+        types.Array(floats, 4, "C"), types.Array(floats, 1, "C"), types.float64,
         types.Array(_ELEMENTS[key_format], 4, "C"), types.Array(_ELEMENTS[value_format], 4, "C"),
         types.Array(number, 2, "C"), floats, number, number,
         types.Array(floats, 4, "C"), types.Array(floats, 4, "C"), types.Array(floats, 5, "C"),
@@ -251,4 +247,5 @@ def compile_join() -> Any:
 
 def _revision() -> int:
     """A number for the source that the intrinsics are written in, which numba does not look at."""
-    return zlib.crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
+    import os
+    return zlib.crc32(repr(sorted((k,v) for k,v in os.environ.items() if k in ('LOC','BLK','AH','CONV','PIECE','X'))).encode()+b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))

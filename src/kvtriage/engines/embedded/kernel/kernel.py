@@ -76,19 +76,20 @@ class DecodeKernel:
         kv_heads, dim_v = key.shape[1], value.shape[3]
         group = heads // kv_heads
         attend = self._attend_for(group, dim, dim_v, key.dtype, value.dtype)
-        longest = int((spans[:, 1] - spans[:, 0]).max())
-        splits = -(-longest // self._decode.SPLIT)
+        seen: list[int] = (spans[:, 1] - spans[:, 0]).tolist()
+        splits = -(-max(seen) // self._decode.SPLIT)
         tops = np.empty((batch, kv_heads, splits, group), np.float32)
-        totals, outputs = np.empty_like(tops), np.empty((*tops.shape, dim_v), np.float32)
+        totals, outputs = np.empty(tops.shape, np.float32), np.empty((*tops.shape, dim_v), np.float32)
         work = (
             call.query.reshape(batch, kv_heads, group, dim).contiguous().numpy(),
-            (k_scale.astype(np.float64) * (call.scaling * _LOG2_E)).astype(np.float32),
+            k_scale,
+            call.scaling * _LOG2_E,
             _numpy(key),
             _numpy(value),
             spans,
             np.float32((call.softcap or 0.0) * _LOG2_E),
         )
-        read = (int((spans[:, 1] - spans[:, 0]).sum()) * kv_heads * (dim + dim_v)) * key.element_size()
+        read = sum(seen) * kv_heads * (dim + dim_v) * key.element_size()
         count = max(1, min(self._threads, tops.size // group, read // _BYTES_PER_THREAD))
         others = [
             self._pool.submit(functools.partial(attend, *work, first, count, tops, totals, outputs))
@@ -103,11 +104,11 @@ class DecodeKernel:
         return torch.from_numpy(result).view(batch, heads, 1, dim_v)
 
     def _attend_for(self, group: int, dim: int, dim_v: int, key: torch.dtype, value: torch.dtype) -> Any:
-        names = (str(key).removeprefix("torch."), str(value).removeprefix("torch."))
-        shape = self._decode.Shape(group, dim, dim_v, *names)
-        if shape not in self._compiled:
-            self._compiled[shape] = self._decode.compile_attend(shape)
-        return self._compiled[shape]
+        asked = (group, dim, dim_v, key, value)
+        if asked not in self._compiled:
+            names = (str(key).removeprefix("torch."), str(value).removeprefix("torch."))
+            self._compiled[asked] = self._decode.compile_attend(self._decode.Shape(group, dim, dim_v, *names))
+        return self._compiled[asked]
 
 
 Decode = DecodeKernel | NoKernel

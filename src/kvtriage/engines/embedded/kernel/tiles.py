@@ -42,23 +42,19 @@ def _write_widen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def score_tokens(
     _typing: Any, query: Any, query_at: Any, key: Any, key_at: Any, count: Any, scores: Any, scores_at: Any,
-    block: Any, heads: Any, dim: Any, tokens: Any, fmt: Any, lot: Any, exponent: Any, ahead: Any, ahead_at: Any, ahead_dim: Any,
+    block: Any, heads: Any, dim: Any, tokens: Any, fmt: Any, lot: Any, exponent: Any,
 ) -> Any:  # fmt: skip
     """scores[h, t] = 2^exponent · query[h] · key[t], for `heads` rows of the query and `tokens` of the key.
 
     Where there are only `count` rows of the key, the last one stands in for those that are missing.
-    Meanwhile `tokens` rows [ahead_dim] of `ahead` are fetched.
     """
-    given = (query, query_at, key, key_at, count, scores, scores_at, block, heads, dim, tokens, fmt, lot, exponent, ahead,
-             ahead_at, ahead_dim)  # fmt: skip
+    given = (query, query_at, key, key_at, count, scores, scores_at, block, heads, dim, tokens, fmt, lot, exponent)  # fmt: skip
     return types.void(*given), _write_scores
 
 
 def _write_scores(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     write = Writer(context, builder, signature, args)
-    (query, query_at, key, key_at, count, scores, scores_at, block, heads, dim, tokens, fmt, lot, exponent, ahead, ahead_at,
-     ahead_dim) = write.args  # fmt: skip
-    write.prefetch(ahead, ahead_at, tokens * ahead_dim, signature.args[14].dtype.bitwidth // 8)
+    (query, query_at, key, key_at, count, scores, scores_at, block, heads, dim, tokens, fmt, lot, exponent) = write.args  # fmt: skip
     rows = [write.row(key_at, t, count, dim) for t in range(tokens)]
     if lot == 4 * PIECE_LANES:
         found = _scores_of_pieces(write, query, query_at, key, rows, heads, dim)
@@ -77,6 +73,7 @@ def _scores_of_rows(
     sums = [write.constant(0.0, lanes)] * (heads * len(rows))
     for at, count in write.steps(dim, 1, lot):
         for t, row in enumerate(rows):
+            write.fetch_ahead(key, row, at, count, fmt)
             for number, part in enumerate(write.widened(key, row, at, count, fmt, lanes, lot)):
                 for h in range(heads):
                     q = write.load(query, write.plus(query_at, h * dim + at + number * lanes), lanes)
@@ -99,6 +96,8 @@ def _scores_of_pieces(
         places = [[write.plus(rows[i * count + register], at) for i in range(abreast)] for register in range(count)]
         pieces = [write.pieces_abreast(key, some) for some in places]
         for piece, byte in itertools.product(range(abreast), range(4)):
+            for row in rows[4 * piece + byte :: 4 * abreast]:
+                write.fetch_ahead(key, row, at, 4 * PIECE_LANES * abreast, "float8_e4m3fn")
             parts = [write.from_words(words[piece], byte) for words in pieces]
             for h in range(heads):
                 place = h * dim + at + (4 * piece + byte) * PIECE_LANES
@@ -121,40 +120,40 @@ def _scores_in_order(write: Writer, found: list[Any], first: int, count: int) ->
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def add_values(
     _typing: Any, weights: Any, weights_at: Any, value: Any, value_at: Any, count: Any, output: Any, output_at: Any,
-    block: Any, heads: Any, dim: Any, fmt: Any, lot: Any, ahead: Any, ahead_at: Any, ahead_dim: Any,
+    block: Any, heads: Any, dim: Any, fmt: Any, lot: Any,
 ) -> Any:  # fmt: skip
     """output[h] += weights[h, t] · value[t], over `count` tokens t and `heads` rows.
-
-    Meanwhile as many rows [ahead_dim] of `ahead` are fetched.
     """
-    given = (weights, weights_at, value, value_at, count, output, output_at, block, heads, dim, fmt, lot, ahead, ahead_at,
-             ahead_dim)  # fmt: skip
+    given = (weights, weights_at, value, value_at, count, output, output_at, block, heads, dim, fmt, lot)  # fmt: skip
     return types.void(*given), _write_values
 
 
 def _write_values(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     write = Writer(context, builder, signature, args)
-    (weights, weights_at, value, value_at, count, output, output_at, block, heads, dim, fmt, lot, ahead, ahead_at,
-     ahead_dim) = write.args  # fmt: skip
+    (weights, weights_at, value, value_at, count, output, output_at, block, heads, dim, fmt, lot) = write.args  # fmt: skip
     lanes = write.lanes(dim)
-    for steps in _sweeps(write.steps(dim, heads, lot), write.machine.sums // heads * lanes):
-        columns = range(steps[0][0], sum(steps[-1]), lanes)
-        places = [(h, write.plus(output_at, h * dim + column)) for h in range(heads) for column in columns]
-        sums = [cgutils.alloca_once_value(builder, write.load(output, place, lanes)) for _, place in places]
-        with cgutils.for_range(builder, write.plus(count, 0)) as loop:
-            share = [ahead_dim * column // dim for column in (columns.start, columns.stop)]
-            place = builder.add(write.plus(ahead_at, share[0]), builder.mul(loop.index, _I64(ahead_dim)))
-            write.prefetch(ahead, place, share[1] - share[0], signature.args[12].dtype.bitwidth // 8)
-            row = builder.add(write.plus(value_at, 0), builder.mul(loop.index, _I64(dim)))
-            parts = [part for at, size in steps for part in write.widened(value, row, at, size, fmt, lanes, lot)]
-            for h in range(heads):
-                place = builder.add(write.plus(weights_at, h * block), loop.index)
-                weight = write.splat(write.scalar(weights, place), lanes)
-                for number, part in enumerate(parts):
-                    kept = sums[h * len(parts) + number]
-                    builder.store(write.multiply_add(part, weight, builder.load(kept)), kept)
-        for (_, place), kept in zip(places, sums, strict=True):
-            write.store(builder.load(kept), output, place)
+    sweeps = _sweeps(write.steps(dim, heads, lot), write.machine.sums // heads * lanes)
+    rows = block if len(sweeps) == 1 else write.machine.rows_at_a_time(dim * write.element_bytes(fmt))
+    stop = write.plus(count, 0)
+    with cgutils.for_range_slice(builder, _I64(0), stop, _I64(rows), _I64) as (first, _):
+        beyond = builder.add(first, _I64(rows))
+        last = builder.select(builder.icmp_signed("<", beyond, stop), beyond, stop)
+        for steps in sweeps:
+            columns = range(steps[0][0], sum(steps[-1]), lanes)
+            places = [(h, write.plus(output_at, h * dim + column)) for h in range(heads) for column in columns]
+            sums = [cgutils.alloca_once_value(builder, write.load(output, place, lanes)) for _, place in places]
+            with cgutils.for_range(builder, last, start=first) as loop:
+                row = builder.add(write.plus(value_at, 0), builder.mul(loop.index, _I64(dim)))
+                write.fetch_ahead(value, row, columns.start, len(columns) * lanes, fmt)
+                parts = [part for at, size in steps for part in write.widened(value, row, at, size, fmt, lanes, lot)]
+                for h in range(heads):
+                    place = builder.add(write.plus(weights_at, h * block), loop.index)
+                    weight = write.splat(write.scalar(weights, place), lanes)
+                    for number, part in enumerate(parts):
+                        kept = sums[h * len(parts) + number]
+                        builder.store(write.multiply_add(part, weight, builder.load(kept)), kept)
+            for (_, place), kept in zip(places, sums, strict=True):
+                write.store(builder.load(kept), output, place)
     return context.get_dummy_value()
 
 

@@ -16,6 +16,9 @@ from numba.core import cgutils
 from kvtriage.engines.embedded.kernel.machine import LINE_BYTES, PIECE_LANES
 
 __all__ = ["Vectors"]
+import os
+_AH=int(os.environ.get("AH","6400"))
+
 
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
@@ -120,13 +123,22 @@ class Vectors:
     def times_power(self, vector: Any, exponent: int) -> Any:
         return vector if exponent == 0 else self.builder.fmul(vector, self.constant(2.0**exponent, vector.type.count))
 
-    def prefetch(self, pointer: Any, index: Any, elements: int, element_bytes: int) -> None:
-        """Ask for the cache lines of `elements` from `index` on; an address beyond the array does no harm."""
+    def element_bytes(self, fmt: str) -> int:
+        return {"float8_e4m3fn": 1, "float32": 4}.get(fmt, 2)
+
+    def fetch_ahead(self, pointer: Any, row: Any, column: int, count: int, fmt: str) -> None:
+        """Of a stored row's columns column ... column + count − 1, those that begin a cache line ask for the line
+        that lies FETCH_BYTES further. An address beyond the array does no harm.
+        """
+        if fmt == "float32":
+            return
+        size = self.element_bytes(fmt)
+        line = LINE_BYTES // size
         kind = ir.IntType(8).as_pointer()
         hint = ir.FunctionType(ir.VoidType(), [kind, _I32, _I32, _I32])
         function = cgutils.get_or_insert_function(self.builder.module, hint, "llvm.prefetch.p0")
-        for at in range(0, elements, max(1, LINE_BYTES // element_bytes)):
-            place = self.builder.gep(pointer, [self.plus(index, at)])
+        for at in range(-(-column // line) * line, column + count, line):
+            place = self.builder.gep(pointer, [self.plus(row, at + _AH // size)])
             self.builder.call(function, [self.builder.bitcast(place, kind), _I32(0), _I32(3), _I32(1)])
 
     def parts(self, vector: Any, lanes: int) -> list[Any]:
