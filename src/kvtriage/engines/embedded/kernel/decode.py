@@ -21,7 +21,7 @@ from numba import types
 from kvtriage.engines.embedded.kernel.control import keep_subnormals, restore
 from kvtriage.engines.embedded.kernel.machine import PIECE_LANES, Machine
 from kvtriage.engines.embedded.kernel.softmax import cap_scores, largest, raise_tops, scores_to_weights
-from kvtriage.engines.embedded.kernel.tiles import add_values, score_tokens, widen
+from kvtriage.engines.embedded.kernel.tiles import WIDENED, add_values, score_tokens, widen
 from kvtriage.engines.embedded.kernel.writer import place_of
 
 __all__ = ["SPLIT", "Shape", "compile_attend", "compile_join", "this_machine"]
@@ -72,10 +72,12 @@ def this_machine() -> tuple[Machine, str]:
 
 
 def compile_attend(shape: Shape) -> Any:
-    """attend(query [B, Hkv, G, D], k_scale [Hkv], scaling, key [B, Hkv, slots, D], value [B, Hkv, slots, Dv], spans [B, 2],
-    softcap, first item, step, tops [B, Hkv, splits, G], totals likewise, outputs [B, Hkv, splits, G, Dv]).
+    """attend(query [B, Hkv, G, D], k_scale [Hkv], scaling, key [B, Hkv, slots, D], value [B, Hkv, slots, Dv],
+    spans [B, 2], softcap, first item, step, tops [B, Hkv, splits, G], totals likewise,
+    outputs [B, Hkv, splits, G, Dv]).
 
-    A score is k_scale · scaling · query · key, and a weight is 2^score; softcap 0 is none, `spans` are the positions [from, to) that are seen.
+    A score is k_scale · scaling · query · key, and a weight is 2^score. softcap 0 is none, `spans` are the positions
+    [from, to) that are seen.
     Compiled once for a machine and kept on disk by numba.
     """
     group, dim, dim_v = shape.group, shape.dim, shape.dim_v
@@ -110,22 +112,22 @@ def compile_attend(shape: Shape) -> Any:
         for head_at in range(0, group, heads):
             for t in range(0, whole, tokens):
                 score_tokens(q, head_at * dim, wide, t * dim, tokens, scores, at + head_at * block + t, block, heads,
-                             dim, tokens, "float32", 0, k_after)  # fmt: skip
+                             dim, tokens, WIDENED, 0, k_after)  # fmt: skip
             if whole < count:
                 score_tokens(q, head_at * dim, wide, whole * dim, count - whole, scores, at + head_at * block + whole,
-                             block, heads, dim, tokens, "float32", 0, k_after)  # fmt: skip
+                             block, heads, dim, tokens, WIDENED, 0, k_after)  # fmt: skip
 
     @numba.njit  # type: ignore[untyped-decorator]
     def add_block(weights: Any, at: Any, values: Any, value_at: Any, count: Any, sums: Any, wide: Any) -> None:
         """`count` rows of V, weighted."""
         if passes == 1:
-            add_values(weights, at, values, value_at, count, sums, 0, block, heads, dim_v, value_format, v_lot)  # fmt: skip
+            add_values(weights, at, values, value_at, count, sums, 0, block, heads, dim_v, value_format, v_lot)
             return
         for t in range(count):
             widen(values, value_at + t * dim_v, wide, t * dim_v, dim_v, value_format, v_lot)
         for head_at in range(0, group, heads):
             add_values(weights, at + head_at * block, wide, 0, count, sums, head_at * dim_v, block, heads,
-                       dim_v, "float32", 0)  # fmt: skip
+                       dim_v, WIDENED, 0)  # fmt: skip
 
     @numba.njit  # type: ignore[untyped-decorator]
     def attend_blocks(
@@ -164,8 +166,8 @@ def compile_attend(shape: Shape) -> Any:
             at, weighed = before, count
 
     def attend(
-        query: Any, k_scale: Any, scaling: Any, key: Any, value: Any, spans: Any, softcap: Any, first_item: Any, step: Any,
-        tops: Any, totals: Any, outputs: Any,
+        query: Any, k_scale: Any, scaling: Any, key: Any, value: Any, spans: Any, softcap: Any, first_item: Any,
+        step: Any, tops: Any, totals: Any, outputs: Any,
     ) -> Any:  # fmt: skip
         if revision < 0:  # numba's key on disk holds what is captured: code of another revision is not taken
             return
@@ -216,7 +218,7 @@ def compile_attend(shape: Shape) -> Any:
 def compile_join() -> Any:
     """join(tops, totals, outputs, sinks [Hkv, G], factor [Hkv], result [B, Hkv, G, Dv]) over the splits.
 
-    A sink of −infinity is none. factor multiplies the result.
+    Tops and sinks are logarithms to base 2. A sink of −infinity is none. factor multiplies the result.
     """
 
     def join(tops: Any, totals: Any, outputs: Any, sinks: Any, factor: Any, result: Any) -> Any:
@@ -247,5 +249,4 @@ def compile_join() -> Any:
 
 def _revision() -> int:
     """A number for the source that the intrinsics are written in, which numba does not look at."""
-    import os
-    return zlib.crc32(repr(sorted((k,v) for k,v in os.environ.items() if k in ('LOC','BLK','AH','CONV','PIECE','X'))).encode()+b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
+    return zlib.crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))

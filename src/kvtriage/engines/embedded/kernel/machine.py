@@ -10,9 +10,9 @@ LINE_BYTES = 64
 PIECE_LANES = 4
 """32-bit words of one row, 16 bytes, that lie side by side with the same words of other rows."""
 
-import os
-_BLOCK_BYTES = int(os.environ.get("BLK","8192"))
-_ROWS_BYTES = 1 << 20
+_BLOCK_BYTES = 8192
+"""A block of K or V, so that those at hand and those being fetched fit in a core's first cache."""
+
 _E4M3_BIAS, _F16_BIAS, _F32_BIAS = 7, 15, 127
 
 
@@ -64,10 +64,6 @@ class Machine:
     def block(self, key_row_bytes: int, value_row_bytes: int) -> int:
         """Tokens whose scores are kept at a time."""
         return max(32, min(128, _BLOCK_BYTES // max(key_row_bytes, value_row_bytes) // 32 * 32))
-
-    def rows_at_a_time(self, row_bytes: int) -> int:
-        """Rows of V that are gone through several times, a few columns each time, before the next ones are."""
-        return max(1, _ROWS_BYTES // row_bytes)
 
     def copies(self, lot: int) -> int:
         """How often each piece of the query lies in a row: once for each row of a key that is read abreast."""

@@ -1,7 +1,7 @@
 """The steps of attention between K and V: scores of a block become weights.
 
 Scores are logarithms to base 2, so that a weight is a power of two and its whole part goes straight into the exponent.
-Sums stay in lanes until all blocks are done: nothing here adds up a vector's lanes but the search for the largest score.
+Sums stay in lanes until all blocks are done. Only the search for the largest score goes across a vector's lanes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def scores_to_weights(
     _typing: Any, scores: Any, at: Any, block: Any, heads: Any, tops: Any, tops_at: Any, exponent: Any, totals: Any,
     totals_at: Any,
 ) -> Any:  # fmt: skip
-    """2^(exponent + score − top) in place of each score [heads, block]; their sums are added to totals [heads, lanes]."""
+    """2^(exponent + score − top) in place of each score [heads, block]; totals [heads, lanes] take them on."""
     given = (scores, at, block, heads, tops, tops_at, exponent, totals, totals_at)
     return types.void(*given), _write_weights
 

@@ -1,8 +1,8 @@
 """The steps of attention that read K and V. Each is an intrinsic that writes its own vector instructions.
 
-Arrays are flat, and come with the place of their first element. What is known while numba compiles
+Arrays come as places (`writer.place_of`), with the number of their first element. What is known while numba compiles
 (heads, dim, tokens, the format's name) arrives as a literal, so that loops over it are unrolled and
-sums stay in registers. Scores of one block lie as [heads, BLOCK].
+sums stay in registers. Scores of one block lie as [heads, block]. What is read is fetched ahead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from numba.extending import intrinsic
 from kvtriage.engines.embedded.kernel.machine import PIECE_LANES
 from kvtriage.engines.embedded.kernel.writer import Writer
 
-__all__ = ["add_values", "score_tokens", "widen"]
+__all__ = ["WIDENED", "add_values", "score_tokens", "widen"]
+
+WIDENED = "widened"
+"""The format of rows that `widen` has written, which are at hand."""
 
 _I64 = ir.IntType(64)
 
@@ -33,6 +36,7 @@ def _write_widen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     write = Writer(context, builder, signature, args)
     stored, stored_at, wide, wide_at, dim, fmt, lot = write.args
     lanes = write.lanes(dim)
+    write.fetch_ahead(stored, stored_at, 0, dim)
     for at, count in write.steps(dim, 1, lot):
         for number, part in enumerate(write.widened(stored, stored_at, at, count, fmt, lanes, lot)):
             write.store(part, wide, write.plus(wide_at, at + number * lanes))
@@ -48,13 +52,14 @@ def score_tokens(
 
     Where there are only `count` rows of the key, the last one stands in for those that are missing.
     """
-    given = (query, query_at, key, key_at, count, scores, scores_at, block, heads, dim, tokens, fmt, lot, exponent)  # fmt: skip
+    given = (query, query_at, key, key_at, count, scores, scores_at, block, heads, dim, tokens, fmt, lot, exponent)
     return types.void(*given), _write_scores
 
 
 def _write_scores(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     write = Writer(context, builder, signature, args)
-    (query, query_at, key, key_at, count, scores, scores_at, block, heads, dim, tokens, fmt, lot, exponent) = write.args  # fmt: skip
+    (query, query_at, key, key_at, count, scores, scores_at, block, heads, dim, tokens, fmt, lot,
+     exponent) = write.args  # fmt: skip
     rows = [write.row(key_at, t, count, dim) for t in range(tokens)]
     if lot == 4 * PIECE_LANES:
         found = _scores_of_pieces(write, query, query_at, key, rows, heads, dim)
@@ -73,7 +78,8 @@ def _scores_of_rows(
     sums = [write.constant(0.0, lanes)] * (heads * len(rows))
     for at, count in write.steps(dim, 1, lot):
         for t, row in enumerate(rows):
-            write.fetch_ahead(key, row, at, count, fmt)
+            if fmt != WIDENED:
+                write.fetch_ahead(key, row, at, count)
             for number, part in enumerate(write.widened(key, row, at, count, fmt, lanes, lot)):
                 for h in range(heads):
                     q = write.load(query, write.plus(query_at, h * dim + at + number * lanes), lanes)
@@ -97,7 +103,7 @@ def _scores_of_pieces(
         pieces = [write.pieces_abreast(key, some) for some in places]
         for piece, byte in itertools.product(range(abreast), range(4)):
             for row in rows[4 * piece + byte :: 4 * abreast]:
-                write.fetch_ahead(key, row, at, 4 * PIECE_LANES * abreast, "float8_e4m3fn")
+                write.fetch_ahead(key, row, at, 4 * PIECE_LANES * abreast)
             parts = [write.from_words(words[piece], byte) for words in pieces]
             for h in range(heads):
                 place = h * dim + at + (4 * piece + byte) * PIECE_LANES
@@ -122,38 +128,32 @@ def add_values(
     _typing: Any, weights: Any, weights_at: Any, value: Any, value_at: Any, count: Any, output: Any, output_at: Any,
     block: Any, heads: Any, dim: Any, fmt: Any, lot: Any,
 ) -> Any:  # fmt: skip
-    """output[h] += weights[h, t] · value[t], over `count` tokens t and `heads` rows.
-    """
+    """output[h] += weights[h, t] · value[t], over `count` tokens t and `heads` rows."""
     given = (weights, weights_at, value, value_at, count, output, output_at, block, heads, dim, fmt, lot)  # fmt: skip
     return types.void(*given), _write_values
 
 
 def _write_values(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     write = Writer(context, builder, signature, args)
-    (weights, weights_at, value, value_at, count, output, output_at, block, heads, dim, fmt, lot) = write.args  # fmt: skip
+    weights, weights_at, value, value_at, count, output, output_at, block, heads, dim, fmt, lot = write.args
     lanes = write.lanes(dim)
-    sweeps = _sweeps(write.steps(dim, heads, lot), write.machine.sums // heads * lanes)
-    rows = block if len(sweeps) == 1 else write.machine.rows_at_a_time(dim * write.element_bytes(fmt))
-    stop = write.plus(count, 0)
-    with cgutils.for_range_slice(builder, _I64(0), stop, _I64(rows), _I64) as (first, _):
-        beyond = builder.add(first, _I64(rows))
-        last = builder.select(builder.icmp_signed("<", beyond, stop), beyond, stop)
-        for steps in sweeps:
-            columns = range(steps[0][0], sum(steps[-1]), lanes)
-            places = [(h, write.plus(output_at, h * dim + column)) for h in range(heads) for column in columns]
-            sums = [cgutils.alloca_once_value(builder, write.load(output, place, lanes)) for _, place in places]
-            with cgutils.for_range(builder, last, start=first) as loop:
-                row = builder.add(write.plus(value_at, 0), builder.mul(loop.index, _I64(dim)))
-                write.fetch_ahead(value, row, columns.start, len(columns) * lanes, fmt)
-                parts = [part for at, size in steps for part in write.widened(value, row, at, size, fmt, lanes, lot)]
-                for h in range(heads):
-                    place = builder.add(write.plus(weights_at, h * block), loop.index)
-                    weight = write.splat(write.scalar(weights, place), lanes)
-                    for number, part in enumerate(parts):
-                        kept = sums[h * len(parts) + number]
-                        builder.store(write.multiply_add(part, weight, builder.load(kept)), kept)
-            for (_, place), kept in zip(places, sums, strict=True):
-                write.store(builder.load(kept), output, place)
+    for steps in _sweeps(write.steps(dim, heads, lot), write.machine.sums // heads * lanes):
+        columns = range(steps[0][0], sum(steps[-1]), lanes)
+        places = [(h, write.plus(output_at, h * dim + column)) for h in range(heads) for column in columns]
+        sums = [cgutils.alloca_once_value(builder, write.load(output, place, lanes)) for _, place in places]
+        with cgutils.for_range(builder, write.plus(count, 0)) as loop:
+            row = builder.add(write.plus(value_at, 0), builder.mul(loop.index, _I64(dim)))
+            if fmt != WIDENED:
+                write.fetch_ahead(value, row, columns.start, len(columns) * lanes)
+            parts = [part for at, size in steps for part in write.widened(value, row, at, size, fmt, lanes, lot)]
+            for h in range(heads):
+                place = builder.add(write.plus(weights_at, h * block), loop.index)
+                weight = write.splat(write.scalar(weights, place), lanes)
+                for number, part in enumerate(parts):
+                    kept = sums[h * len(parts) + number]
+                    builder.store(write.multiply_add(part, weight, builder.load(kept)), kept)
+        for (_, place), kept in zip(places, sums, strict=True):
+            write.store(builder.load(kept), output, place)
     return context.get_dummy_value()
 
 

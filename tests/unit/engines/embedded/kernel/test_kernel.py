@@ -14,6 +14,7 @@ import torch
 from kvtriage.engines.embedded.attention import AttentionCall
 from kvtriage.engines.embedded.kernel.kernel import DecodeKernel, NoKernel, open_decode
 from kvtriage.engines.embedded.kernel.machine import Machine, Widening
+
 BLOCK = 128
 
 E4M3, BF16, F16, F32 = torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32
