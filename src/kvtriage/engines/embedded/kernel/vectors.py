@@ -21,7 +21,7 @@ __all__ = ["Vectors"]
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
-_FETCH_BYTES = 9600
+_FETCH_BYTES = 8192
 """How far ahead: 64 bytes take a core 1.5 ns or more, and memory takes 100 or 200."""
 
 _POWER = (
