@@ -32,6 +32,9 @@ SPLIT = 1024
 _MOST_HEADS = 8
 """Query heads whose sums are kept in registers together; a larger group is taken in several passes."""
 
+_LONGEST_BEHIND = 256
+"""Bytes of a row up to which values are added one block behind the scores."""
+
 _LN2 = math.log(2.0)
 
 _ELEMENTS = {
@@ -87,7 +90,9 @@ def compile_attend(shape: Shape) -> Any:
     passes = group // heads
     k_widening = machine.key_widening(key_format, dim) if passes == 1 else machine.widening(key_format, dim)
     v_widening = machine.widening(value_format, dim_v)
-    block, lanes = machine.block(dim * _BYTES[key_format], dim_v * _BYTES[value_format]), machine.lanes
+    longest, lanes = max(dim * _BYTES[key_format], dim_v * _BYTES[value_format]), machine.lanes
+    behind = dim != dim_v or longest <= _LONGEST_BEHIND
+    block = machine.block(longest) if behind else machine.block(1)
     tokens = machine.tokens(heads, k_widening.lot)
     copies = machine.copies(k_widening.lot)
     k_lot, k_before, k_after = k_widening.lot, 2.0**k_widening.before, k_widening.after
@@ -96,38 +101,41 @@ def compile_attend(shape: Shape) -> Any:
     revision = _revision()
 
     @numba.njit  # type: ignore[untyped-decorator]
-    def score_block(q: Any, keys: Any, key_at: Any, count: Any, scores: Any, at: Any, wide: Any) -> None:
-        """The scores [group, block] of `count` rows of K."""
+    def score_block(q: Any, keys: Any, key_at: Any, count: Any, scores: Any, at: Any, wide: Any, ahead: Any,
+                    ahead_at: Any) -> None:  # fmt: skip
+        """The scores [group, block] of `count` rows of K; meanwhile as many rows of `ahead` are fetched."""
         whole = count - count % tokens
         if passes == 1:
             for t in range(0, whole, tokens):
                 score_tokens(q, 0, keys, key_at + t * dim, tokens, scores, at + t, block, heads, dim, tokens,
-                             key_format, k_lot, k_after)  # fmt: skip
+                             key_format, k_lot, k_after, ahead, ahead_at + t * dim)  # fmt: skip
             if whole < count:
                 score_tokens(q, 0, keys, key_at + whole * dim, count - whole, scores, at + whole, block, heads, dim,
-                             tokens, key_format, k_lot, k_after)  # fmt: skip
+                             tokens, key_format, k_lot, k_after, ahead, ahead_at + whole * dim)  # fmt: skip
             return
         for t in range(count):
             widen(keys, key_at + t * dim, wide, t * dim, dim, key_format, k_lot)
         for head_at in range(0, group, heads):
             for t in range(0, whole, tokens):
                 score_tokens(q, head_at * dim, wide, t * dim, tokens, scores, at + head_at * block + t, block, heads,
-                             dim, tokens, WIDENED, 0, k_after)  # fmt: skip
+                             dim, tokens, WIDENED, 0, k_after, ahead, ahead_at + t * dim)  # fmt: skip
             if whole < count:
                 score_tokens(q, head_at * dim, wide, whole * dim, count - whole, scores, at + head_at * block + whole,
-                             block, heads, dim, tokens, WIDENED, 0, k_after)  # fmt: skip
+                             block, heads, dim, tokens, WIDENED, 0, k_after, ahead, ahead_at + whole * dim)  # fmt: skip
 
     @numba.njit  # type: ignore[untyped-decorator]
-    def add_block(weights: Any, at: Any, values: Any, value_at: Any, count: Any, sums: Any, wide: Any) -> None:
-        """`count` rows of V, weighted."""
+    def add_block(weights: Any, at: Any, values: Any, value_at: Any, count: Any, sums: Any, wide: Any, ahead: Any,
+                  ahead_at: Any) -> None:  # fmt: skip
+        """`count` rows of V, weighted; meanwhile as many rows of `ahead` are fetched."""
         if passes == 1:
-            add_values(weights, at, values, value_at, count, sums, 0, block, heads, dim_v, value_format, v_lot)
+            add_values(weights, at, values, value_at, count, sums, 0, block, heads, dim_v, value_format, v_lot,
+                       ahead, ahead_at)  # fmt: skip
             return
         for t in range(count):
             widen(values, value_at + t * dim_v, wide, t * dim_v, dim_v, value_format, v_lot)
         for head_at in range(0, group, heads):
             add_values(weights, at + head_at * block, wide, 0, count, sums, head_at * dim_v, block, heads,
-                       dim_v, WIDENED, 0)  # fmt: skip
+                       dim_v, WIDENED, 0, ahead, ahead_at)  # fmt: skip
 
     @numba.njit  # type: ignore[untyped-decorator]
     def attend_blocks(
@@ -136,13 +144,18 @@ def compile_attend(shape: Shape) -> Any:
     ) -> None:  # fmt: skip
         """Positions [start, stop) of a head whose first row is `row`. Every array comes as a place.
 
-        Each turn scores a block and adds the values of the one before, so that neither waits for the other.
+        Each turn scores a block and adds the values of the one before, so that neither waits for the other. Where a
+        block of long rows would not leave room for that in the first cache, it adds those of the same block.
         """
         at, weighed = 0, 0
         for first in range(start, stop + block, block):
             count = max(0, min(block, stop - first))
             if count > 0:
-                score_block(q, key, (row + first) * dim, count, scores, at, wide)
+                if behind:
+                    score_block(q, key, (row + first) * dim, count, scores, at, wide, key, (row + first + block) * dim)
+                else:  # a row of V, when the same row of K is done with: at equal offsets they evict each other
+                    score_block(q, key, (row + first) * dim, count, scores, at, wide, value,
+                                (row + first - tokens) * dim_v)  # fmt: skip
                 for g in range(group):
                     if softcap > 0.0:
                         cap_scores(scores, at + g * block, block, softcap)
@@ -151,8 +164,9 @@ def compile_attend(shape: Shape) -> Any:
                 for head_at in range(0, group, heads):
                     largest(scores, at + head_at * block, block, heads, found, head_at)
             before = group * block - at
-            if weighed > 0:
-                add_block(scores, before, value, (row + first - block) * dim_v, weighed, sums, wide)
+            if behind and weighed > 0:
+                add_block(scores, before, value, (row + first - block) * dim_v, weighed, sums, wide, value,
+                          (row + first) * dim_v)  # fmt: skip
             if count > 0:
                 for head_at in range(0, group, heads):
                     if raise_tops(found, top, shrinks, head_at, heads):
@@ -163,6 +177,9 @@ def compile_attend(shape: Shape) -> Any:
                                 sums[d] *= shrinks[g]
                     scores_to_weights(scores, at + head_at * block, block, heads, top, head_at, v_before, totals,
                                       head_at * lanes)  # fmt: skip
+            if not behind and count > 0:
+                add_block(scores, at, value, (row + first) * dim_v, count, sums, wide, key,
+                          (row + first + block) * dim)  # fmt: skip
             at, weighed = before, count
 
     def attend(

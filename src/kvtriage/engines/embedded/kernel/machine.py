@@ -61,9 +61,9 @@ class Machine:
         """Rows of which a register holds a piece each."""
         return self.lanes // PIECE_LANES
 
-    def block(self, key_row_bytes: int, value_row_bytes: int) -> int:
+    def block(self, row_bytes: int) -> int:
         """Tokens whose scores are kept at a time."""
-        return max(16, min(128, _BLOCK_BYTES // max(key_row_bytes, value_row_bytes) // 16 * 16))
+        return max(16, min(128, _BLOCK_BYTES // row_bytes // 16 * 16))
 
     def copies(self, lot: int) -> int:
         """How often each piece of the query lies in a row: once for each row of a key that is read abreast."""

@@ -36,7 +36,6 @@ def _write_widen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     write = Writer(context, builder, signature, args)
     stored, stored_at, wide, wide_at, dim, fmt, lot = write.args
     lanes = write.lanes(dim)
-    write.fetch_ahead(stored, stored_at, 0, dim)
     for at, count in write.steps(dim, 1, lot):
         for number, part in enumerate(write.widened(stored, stored_at, at, count, fmt, lanes, lot)):
             write.store(part, wide, write.plus(wide_at, at + number * lanes))
@@ -47,39 +46,43 @@ def _write_widen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 def score_tokens(
     _typing: Any, query: Any, query_at: Any, key: Any, key_at: Any, count: Any, scores: Any, scores_at: Any,
     block: Any, heads: Any, dim: Any, tokens: Any, fmt: Any, lot: Any, exponent: Any,
+    ahead: Any, ahead_at: Any,
 ) -> Any:  # fmt: skip
     """scores[h, t] = 2^exponent · query[h] · key[t], for `heads` rows of the query and `tokens` of the key.
 
     Where there are only `count` rows of the key, the last one stands in for those that are missing.
+    Meanwhile `tokens` rows of `ahead` are fetched.
     """
-    given = (query, query_at, key, key_at, count, scores, scores_at, block, heads, dim, tokens, fmt, lot, exponent)
+    given = (query, query_at, key, key_at, count, scores, scores_at, block, heads, dim, tokens, fmt, lot, exponent,
+             ahead, ahead_at)  # fmt: skip
     return types.void(*given), _write_scores
 
 
 def _write_scores(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     write = Writer(context, builder, signature, args)
     (query, query_at, key, key_at, count, scores, scores_at, block, heads, dim, tokens, fmt, lot,
-     exponent) = write.args  # fmt: skip
+     exponent, ahead, ahead_at) = write.args  # fmt: skip
     rows = [write.row(key_at, t, count, dim) for t in range(tokens)]
+    later = [write.plus(ahead_at, t * dim) for t in range(tokens)]
     if lot == 4 * PIECE_LANES:
-        found = _scores_of_pieces(write, query, query_at, key, rows, heads, dim)
+        found = _scores_of_pieces(write, query, query_at, key, rows, heads, dim, ahead, later)
     else:
-        found = _scores_of_rows(write, query, query_at, key, rows, heads, dim, fmt, lot)
+        found = _scores_of_rows(write, query, query_at, key, rows, heads, dim, fmt, lot, ahead, later)
     for h, row in enumerate(found):
         write.store(write.times_power(row, exponent), scores, write.plus(scores_at, h * block))
     return context.get_dummy_value()
 
 
 def _scores_of_rows(
-    write: Writer, query: Any, query_at: Any, key: Any, rows: list[Any], heads: int, dim: int, fmt: str, lot: int
-) -> list[Any]:
+    write: Writer, query: Any, query_at: Any, key: Any, rows: list[Any], heads: int, dim: int, fmt: str, lot: int,
+    ahead: Any, later: list[Any],
+) -> list[Any]:  # fmt: skip
     """Vectors along the rows: all lanes of a sum belong to one score."""
     lanes = write.lanes(dim)
     sums = [write.constant(0.0, lanes)] * (heads * len(rows))
     for at, count in write.steps(dim, 1, lot):
         for t, row in enumerate(rows):
-            if fmt != WIDENED:
-                write.fetch_ahead(key, row, at, count)
+            write.fetch(ahead, later[t], at, count)
             for number, part in enumerate(write.widened(key, row, at, count, fmt, lanes, lot)):
                 for h in range(heads):
                     q = write.load(query, write.plus(query_at, h * dim + at + number * lanes), lanes)
@@ -89,8 +92,9 @@ def _scores_of_rows(
 
 
 def _scores_of_pieces(
-    write: Writer, query: Any, query_at: Any, key: Any, rows: list[Any], heads: int, dim: int
-) -> list[Any]:
+    write: Writer, query: Any, query_at: Any, key: Any, rows: list[Any], heads: int, dim: int, ahead: Any,
+    later: list[Any],
+) -> list[Any]:  # fmt: skip
     """Vectors across the rows: PIECE_LANES lanes of a sum belong to each of `abreast` scores.
 
     Four sums are added up together, and what then lies side by side are the scores of neighbouring tokens.
@@ -102,8 +106,8 @@ def _scores_of_pieces(
         places = [[write.plus(rows[i * count + register], at) for i in range(abreast)] for register in range(count)]
         pieces = [write.pieces_abreast(key, some) for some in places]
         for piece, byte in itertools.product(range(abreast), range(4)):
-            for row in rows[4 * piece + byte :: 4 * abreast]:
-                write.fetch_ahead(key, row, at, 4 * PIECE_LANES * abreast)
+            for row in later[4 * piece + byte :: 4 * abreast]:
+                write.fetch(ahead, row, at, 4 * PIECE_LANES * abreast)
             parts = [write.from_words(words[piece], byte) for words in pieces]
             for h in range(heads):
                 place = h * dim + at + (4 * piece + byte) * PIECE_LANES
@@ -127,24 +131,30 @@ def _scores_in_order(write: Writer, found: list[Any], first: int, count: int) ->
 def add_values(
     _typing: Any, weights: Any, weights_at: Any, value: Any, value_at: Any, count: Any, output: Any, output_at: Any,
     block: Any, heads: Any, dim: Any, fmt: Any, lot: Any,
+    ahead: Any, ahead_at: Any,
 ) -> Any:  # fmt: skip
-    """output[h] += weights[h, t] · value[t], over `count` tokens t and `heads` rows."""
-    given = (weights, weights_at, value, value_at, count, output, output_at, block, heads, dim, fmt, lot)  # fmt: skip
+    """output[h] += weights[h, t] · value[t], over `count` tokens t and `heads` rows.
+
+    Meanwhile as many rows of `ahead` are fetched.
+    """
+    given = (weights, weights_at, value, value_at, count, output, output_at, block, heads, dim, fmt, lot, ahead,
+             ahead_at)  # fmt: skip
     return types.void(*given), _write_values
 
 
 def _write_values(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     write = Writer(context, builder, signature, args)
-    weights, weights_at, value, value_at, count, output, output_at, block, heads, dim, fmt, lot = write.args
+    (weights, weights_at, value, value_at, count, output, output_at, block, heads, dim, fmt, lot, ahead,
+     ahead_at) = write.args  # fmt: skip
     lanes = write.lanes(dim)
     for steps in _sweeps(write.steps(dim, heads, lot), write.machine.sums // heads * lanes):
         columns = range(steps[0][0], sum(steps[-1]), lanes)
         places = [(h, write.plus(output_at, h * dim + column)) for h in range(heads) for column in columns]
         sums = [cgutils.alloca_once_value(builder, write.load(output, place, lanes)) for _, place in places]
         with cgutils.for_range(builder, write.plus(count, 0)) as loop:
-            row = builder.add(write.plus(value_at, 0), builder.mul(loop.index, _I64(dim)))
-            if fmt != WIDENED:
-                write.fetch_ahead(value, row, columns.start, len(columns) * lanes)
+            offset = builder.mul(loop.index, _I64(dim))
+            row = builder.add(write.plus(value_at, 0), offset)
+            write.fetch(ahead, builder.add(write.plus(ahead_at, 0), offset), columns.start, len(columns) * lanes)
             parts = [part for at, size in steps for part in write.widened(value, row, at, size, fmt, lanes, lot)]
             for h in range(heads):
                 place = builder.add(write.plus(weights_at, h * block), loop.index)

@@ -21,9 +21,6 @@ __all__ = ["Vectors"]
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
-_FETCH_BYTES = 8192
-"""How far ahead: 64 bytes take a core 1.5 ns or more, and memory takes 100 or 200."""
-
 _POWER = (
     1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2, 2.402264791363012e-1,
     6.931472028550421e-1, 1.0,
@@ -124,9 +121,10 @@ class Vectors:
     def times_power(self, vector: Any, exponent: int) -> Any:
         return vector if exponent == 0 else self.builder.fmul(vector, self.constant(2.0**exponent, vector.type.count))
 
-    def fetch_ahead(self, pointer: Any, row: Any, column: int, count: int) -> None:
-        """Of a stored row's columns column ... column + count − 1, those that begin a cache line ask for the line
-        _FETCH_BYTES further. An address beyond the array does no harm.
+    def fetch(self, pointer: Any, row: Any, column: int, count: int) -> None:
+        """Ask for the cache lines that begin in columns column ... column + count − 1 of a stored row.
+
+        An address beyond the array does no harm.
         """
         kind = ir.IntType(8).as_pointer()
         size = 4 if isinstance(pointer.type.pointee, ir.FloatType) else pointer.type.pointee.width // 8
@@ -134,7 +132,7 @@ class Vectors:
         hint = ir.FunctionType(ir.VoidType(), [kind, _I32, _I32, _I32])
         function = cgutils.get_or_insert_function(self.builder.module, hint, "llvm.prefetch.p0")
         for at in range(-(-column // line) * line, column + count, line):
-            place = self.builder.gep(pointer, [self.plus(row, at + _FETCH_BYTES // size)])
+            place = self.builder.gep(pointer, [self.plus(row, at)])
             self.builder.call(function, [self.builder.bitcast(place, kind), _I32(0), _I32(3), _I32(1)])
 
     def parts(self, vector: Any, lanes: int) -> list[Any]:
