@@ -1,15 +1,16 @@
-"""What scales cost: in memory, with layers streamed from disk, and by llm-compressor, on the same model and token ids.
+"""What scales cost: as `calibrate` makes them, within a bound, in BF16, in memory, and by llm-compressor.
 
     python bench/calibration.py [--model demo:smollm2-135m] [--texts 4] [--tokens 256] [--rounds 3] [--threads 1]
                                 [--ids FILE] [--larger 0.9] [--bound 1150MiB] [--json FILE]
 
-Every way runs in a process of its own, from import to the checkpoint with one scale per head; a round is one run of
-each, and the way that begins changes with the round. llm-compressor is run by the Python that the environment
-variable KVTRIAGE_LLMCOMPRESSOR_PYTHON names, and left out, visibly, without it. Its scales are for K and V alone.
-Token ids are random, or those of --ids: [texts][tokens] as JSON.
+Every way runs in a process of its own on the same model and token ids, from import to the checkpoint with one scale
+per head; a round is one run of each, and the way that begins changes with the round. llm-compressor is run by the
+Python that the environment variable KVTRIAGE_LLMCOMPRESSOR_PYTHON names, and left out, visibly, without it: as it comes
+(its sequential pipeline sends each text through the model twice), and with its basic pipeline, which does so once.
+Its scales are for K and V alone. Token ids are random, or those of --ids: [texts][tokens] as JSON.
 
 Then a checkpoint of --larger GiB, larger than --bound, is calibrated within that bound; 0 leaves it out. Exit 1 when
-the streamed scales differ from those in memory, or when the bound is exceeded.
+scales differ from those in memory, BF16's aside, or when the bound is exceeded.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ from kvtriage.units import MIB, format_bytes, format_seconds, parse_bytes
 HERE = Path(__file__).parent
 PEER = "KVTRIAGE_LLMCOMPRESSOR_PYTHON"
 BOUND = "1150MiB"
-ROOM = 1_200 * MIB
-"""To stream a small model in; it takes what it needs of it."""
+ROOM = 700 * MIB
+"""To calibrate a small model in; it takes what it needs of it."""
+DEFAULT, BOUNDED, BF16, MEMORY = "kvtriage", "kvtriage within 700 MiB", "kvtriage in bfloat16", "kvtriage in memory"
 Scales = dict[tuple[int, str], tuple[float, ...]]
 
 
@@ -113,36 +115,51 @@ def write_ids(model: Path, options: argparse.Namespace, file: Path) -> None:
     file.write_text(json.dumps([[drawn.randrange(words) for _ in range(options.tokens)] for _ in range(options.texts)]))
 
 
+def peer_ways(options: argparse.Namespace) -> list[Way]:
+    """llm-compressor by its pipelines; none where it is not installed."""
+    python = os.environ.get(PEER)
+    if python is None:
+        return []
+    words = (python, str(HERE / "calibration_peer.py"), "--dtype", options.peer_dtype, "--pipeline")
+    pipelines = {"llm-compressor as it comes": "sequential", "llm-compressor's basic pipeline": "basic"}
+    return [Way(name, (*words, pipeline)) for name, pipeline in pipelines.items()]
+
+
 def compare(options: argparse.Namespace, scratch: Path) -> tuple[list[dict[str, object]], bool]:
-    """Rows of the ways on one model, and whether streamed scales are those in memory."""
+    """Rows of the ways on one model, and whether all float32 scales are those in memory."""
     with open_progress() as progress:
         model = resolve_model(options.model, progress)
     ids = scratch / "ids.json"
     write_ids(model, options, ids)
-    peer = os.environ.get(PEER)
-    ways = [ours("in memory"), ours("streamed", "--bound", str(ROOM))]
-    if peer is not None:
-        words = (peer, str(HERE / "calibration_peer.py"), "--dtype", options.peer_dtype)
-        ways.append(Way("llm-compressor", (*words, "--pipeline", options.peer_pipeline)))
+    peers = peer_ways(options)
+    bf16 = ours(BF16, "--compute-dtype", "bfloat16")
+    ways = [ours(DEFAULT), ours(BOUNDED, "--bound", str(ROOM)), bf16, ours(MEMORY, "--in-memory"), *peers]
     taken: dict[str, list[Taken]] = {way.name: [] for way in ways}
     for number in range(options.rounds):
         first = number % len(ways)
         for way in (*ways[first:], *ways[:first]):
             taken[way.name].append(run(way, model, ids, options.threads))
-    memory, streamed = taken["in memory"], taken["streamed"]
-    rows = ratios(f"{options.model}, streamed / in memory", streamed, memory)
-    if peer is None:
+    rows = []
+    for own, other in ((DEFAULT, MEMORY), (BOUNDED, DEFAULT), (BF16, DEFAULT)):
+        rows += ratios(f"{options.model}, {own} / {other}", taken[own], taken[other])
+    rows.append(apart(f"{options.model}, scales of {BF16} and {DEFAULT}", taken[BF16], taken[DEFAULT]))
+    if not peers:
         rows.append({"what": f"{options.model}, kvtriage / llm-compressor", "missing": f"{PEER} is not set"})
-    else:
-        theirs = taken["llm-compressor"]
-        rows += ratios(f"{options.model}, in memory / llm-compressor", memory, theirs, "at most 0.2", "at most 0.5")
-        rows += ratios(f"{options.model}, streamed / llm-compressor", streamed, theirs, "at most 0.2", "at most 0.5")
-        written = [own.written_bytes / other.written_bytes for own, other in zip(streamed, theirs, strict=True)]
-        rows.append(row(f"{options.model}, bytes written / llm-compressor's", written))
-        for name, bits, target in (("BF16", 8, "at most 1"), ("float32", 24, "")):
-            off = [last_places(own.scales, other.scales, bits) for own, other in zip(streamed, theirs, strict=True)]
-            rows.append(row(f"{options.model}, scales, largest difference in {name}'s last places", off, target))
-    return rows, all(one.scales == memory[0].scales for one in (*memory, *streamed))
+    for way in peers:
+        theirs = taken[way.name]
+        for own in (DEFAULT, BF16):
+            rows += ratios(f"{options.model}, {own} / {way.name}", taken[own], theirs, "at most 0.2", "at most 0.5")
+        written = [a.written_bytes / b.written_bytes for a, b in zip(taken[DEFAULT], theirs, strict=True)]
+        rows.append(row(f"{options.model}, bytes written / {way.name}", written))
+        rows.append(apart(f"{options.model}, scales of {DEFAULT} and {way.name}", taken[DEFAULT], theirs, "at most 1"))
+    same = all(one.scales == taken[MEMORY][0].scales for name in (DEFAULT, BOUNDED, MEMORY) for one in taken[name])
+    return rows, same
+
+
+def apart(what: str, own: Sequence[Taken], other: Sequence[Taken], target: str = "") -> dict[str, object]:
+    """A line of the largest differences of scales, in last places of BF16, in which llm-compressor writes them."""
+    found = [last_places(a.scales, b.scales, 8) for a, b in zip(own, other, strict=True)]
+    return row(f"{what}, largest difference in last places of BF16", found, target)
 
 
 def row(what: str, ratios: Sequence[float], target: str = "") -> dict[str, object]:
@@ -171,11 +188,11 @@ def exceed(options: argparse.Namespace, scratch: Path) -> tuple[list[dict[str, o
     print(f"weights: {format_bytes(on_disk)} on disk, {format_bytes(2 * on_disk)} in float32; bound {options.bound}")
     options.ids = None
     write_ids(folder, options, ids)
-    taken = run(ours("streamed", "--bound", str(bound)), folder, ids, options.threads)
+    taken = run(ours("kvtriage", "--bound", str(bound)), folder, ids, options.threads)
     of_bound, of_weights = taken.peak_bytes / bound, taken.peak_bytes / on_disk / 2
     rows = [
-        row(f"{options.larger:g} GiB, streamed, peak memory / bound", [of_bound], "at most 1"),
-        row(f"{options.larger:g} GiB, streamed, peak memory / weights in float32", [of_weights]),
+        row(f"{options.larger:g} GiB, peak memory / bound", [of_bound], "at most 1"),
+        row(f"{options.larger:g} GiB, peak memory / weights in float32", [of_weights]),
     ]
     return rows, of_bound <= 1
 
@@ -189,7 +206,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="0 for the larger checkpoint alone")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--peer-dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--peer-pipeline", choices=("basic", "sequential"), default="basic")
     parser.add_argument("--larger", type=float, default=0.9, help="GiB of weights, BF16; 0 for none")
     parser.add_argument("--bound", default=BOUND, help=f"of the process that calibrates those, default {BOUND}")
     parser.add_argument("--json", type=Path, help="also write the rows here")
@@ -199,7 +215,7 @@ def main() -> int:
         same = within = True
         if options.rounds > 0:
             rows, same = compare(options, Path(name))
-            print("streamed scales are the same bits" if same else "streamed scales DIFFER from those in memory")
+            print("scales are the same bits as in memory" if same else "scales DIFFER from those in memory")
         if options.larger > 0:
             more, within = exceed(options, Path(name))
             rows += more

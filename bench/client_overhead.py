@@ -1,6 +1,6 @@
 """What the client adds to each token: streams against a server that has nothing to do.
 
-    python bench/client_overhead.py [--streams 1,64,256] [--tokens 64] [--rounds 3] [--limit-ms 0.1] [--json FILE]
+    python bench/client_overhead.py [--streams 1 64 256] [--tokens 64] [--rounds 3] [--limit-ms 0.1] [--json FILE]
 
 A process of its own plays an OpenAI server that writes tokens as fast as it can. The client's CPU time
 for a token, arrival stamped and stream read, is what it could distort a clock by; the wall time has the
@@ -73,7 +73,7 @@ def measure(url: str, streams: int, tokens: int, *, is_open: bool) -> tuple[floa
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--streams", default="1,64,256")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit-ms", type=float, default=0.1)
@@ -88,7 +88,7 @@ def main() -> int:
         if server.stdout is None:
             return 1
         url = f"http://127.0.0.1:{int(server.stdout.readline())}"
-        for streams in map(int, asked.streams.split(",")):
+        for streams in asked.streams:
             for is_open in (False, True):
                 taken = [measure(url, streams, asked.tokens, is_open=is_open) for _ in range(asked.rounds)]
                 each = [cpu * 1e3 for cpu, _ in taken]

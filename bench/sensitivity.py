@@ -1,7 +1,7 @@
 """Does the screen rank layers and heads as exact probes do, and for which part of the price?
 
-    python bench/sensitivity.py [--models smollm2-135m,gemma3-270m] [--faults none,v_offset] [--items 2]
-                                [--tokens 512] [--scored 64] [--json FILE]
+    python bench/sensitivity.py [--models demo:smollm2-135m] [--faults none v_offset] [--items 2] [--tokens 512]
+                                [--scored 64] [--json FILE]
 
 Both ways run on the same model, the same texts and the same scales, one after the other: every probe measured
 (`probes = "exact"`), and screened with the exact ones that a quarter of the naive price leaves room for. Passes are
@@ -34,6 +34,7 @@ from kvtriage.cli.sources import DEMO_DATA, resolve_model
 from kvtriage.cli.subject import open_subject_engine, read_subject
 from kvtriage.cli.terminal import open_progress
 from kvtriage.cli.wiring import embedded
+from kvtriage.engines.embedded.demo import DEMO_MODELS
 from kvtriage.kvcache.readers import read_cache_spec
 from kvtriage.records.probes import ProbeLine
 from kvtriage.records.sensitivities import ProbeRow, Sensitivities
@@ -71,9 +72,9 @@ class Row:
 
 def compare(model: str, fault: str, study: Study, scratch: Path) -> Row:
     with open_progress() as report:
-        folder = resolve_model(f"demo:{model}", report)
+        folder = resolve_model(model, report)
         if fault != "none":
-            source, out = load_model_folder(folder, trust_remote_code=False), scratch / f"{model}-{fault}"
+            source, out = load_model_folder(folder, trust_remote_code=False), scratch / f"{folder.name}-{fault}"
             plant(source, read_cache_spec(source.config), fault, layer=None, head=None, strength=None, out=out)
             folder = out
         machine = Machine(device=None, threads=1, trust_remote_code=False)
@@ -192,8 +193,8 @@ def draw_table(rows: Sequence[Row]) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="smollm2-135m,gemma3-270m")
-    parser.add_argument("--faults", default="none", help=f"of {', '.join(FAULTS)}")
+    parser.add_argument("--models", nargs="+", choices=[*DEMO_MODELS], default=[*DEMO_MODELS])
+    parser.add_argument("--faults", nargs="+", choices=[*FAULTS], default=["none"])
     parser.add_argument("--items", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--scored", type=int, default=64)
@@ -212,7 +213,7 @@ def main() -> int:
     )
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        for model, fault in itertools.product(options.models.split(","), options.faults.split(",")):
+        for model, fault in itertools.product(options.models, options.faults):
             rows.append(compare(model, fault, study, Path(scratch)))
             print(table(rows[-1]), flush=True)
     print("\n".join(draw_table(rows)))

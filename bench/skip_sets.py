@@ -1,7 +1,7 @@
 """How close to the optimum is the search for a skip set, and how many sets does it measure?
 
-    python bench/skip_sets.py [--seeds 300]                       random models of damage, against all 2^10 sets
-    python bench/skip_sets.py --planted [--models smollm2-135m]   planted faults, against the truth
+    python bench/skip_sets.py [--seeds 300]                           random models of damage, against all 2^10 sets
+    python bench/skip_sets.py --planted [--models demo:gemma3-270m]   planted faults, against the truth
 
 Random models have ten layers of one or two sizes, heavy-tailed damage, and groups of layers that cost more
 together, or less. A planted checkpoint goes through the whole job by the command line up to the search, with the
@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
+from kvtriage.engines.embedded.demo import DEMO_MODELS
 from kvtriage.stages.search.greedy import Hunt, Judged
 from kvtriage.stages.set_prices import Layers, SetPrice
 
@@ -134,8 +135,9 @@ def on_planted(models: list[str], folder: Path) -> Iterator[Row]:
     """Plants each fault, and runs the job up to the search."""
     for model in models:
         for fault in FAULTS:
-            checkpoint, case = folder / f"{model}-{fault}", folder / f"{model}-{fault}-case"
-            _kvtriage("faults", "plant", f"demo:{model}", "--fault", fault, "--out", str(checkpoint))
+            name = f"{model.removeprefix('demo:')}-{fault}"
+            checkpoint, case = folder / name, folder / f"{name}-case"
+            _kvtriage("faults", "plant", model, "--fault", fault, "--out", str(checkpoint))
             started = time.perf_counter()
             _kvtriage(
                 *("run", str(checkpoint), "--data", "demo:english", "--study", str(STUDY), "--out", str(case)),
@@ -163,17 +165,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=300)
     parser.add_argument("--planted", action="store_true")
-    parser.add_argument("--models", default="smollm2-135m,gemma3-270m")
+    parser.add_argument("--models", nargs="+", choices=[*DEMO_MODELS], default=[*DEMO_MODELS])
     given = parser.parse_args()
     if not given.planted:
         return 0 if against_all_sets(given.seeds) else 1
     wrong = False
     with tempfile.TemporaryDirectory() as folder:
-        for row in on_planted(given.models.split(","), Path(folder)):
+        for row in on_planted(given.models, Path(folder)):
             right = row.found == row.truth
             wrong |= not right
             print(
-                f"{row.model:<14} {row.fault:<20} truth {row.truth} found {row.found} ({row.status}) "
+                f"{row.model:<18} {row.fault:<20} truth {row.truth} found {row.found} ({row.status}) "
                 f"{row.measured} sets, {row.verified} verified, {row.seconds:.0f} s: {'right' if right else 'WRONG'}"
             )
     return 1 if wrong else 0

@@ -46,6 +46,8 @@ LENGTHS = (256, 1_024, 2_048, 4_096, 6_144, 8_192)
 NOISE_TOKENS = 256
 PREFILL_TOKENS, PREFILL_TURNS = 512, 7
 DRAWS = 2_000
+BREAK_EVEN = 2_048
+"""Cached tokens from which FP8 is to be faster."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +153,8 @@ def store_once(spec: CacheSpec, attention: StoringAttention, clock: Callable[[],
     """Seconds to store one more token in every layer."""
     news = [torch.ones(1, layer.num_kv_heads, 1, layer.head_dim) for layer in spec.layers]
     start = clock()
-    for new, cache in zip(news, attention._caches, strict=True):
-        cache.append_one(new, new)
+    for new, cache, reader in zip(news, attention._caches, attention._readers, strict=True):
+        cache.append_one(new, new, reader.writers if reader else None)
     return clock() - start
 
 
@@ -181,15 +183,22 @@ def report(found: list[Steps]) -> None:
 
 
 def rows(model: str, found: list[Steps]) -> list[dict[str, object]]:
-    """Lines of bench/table.py: slope and prefill of every FP8 arm against BF16's, turn by turn."""
+    """Lines of bench/table.py: slope and prefill of every FP8 arm against BF16's, turn by turn, and from which length
+    on it is faster, in units of BREAK_EVEN, draw by draw; at the most the longest length."""
     name, (baseline, *others) = model.removeprefix("demo:"), found
     lines: list[dict[str, object]] = []
     for arm in others:
         slopes, prefills = arm.slopes() / baseline.slopes(), np.array(arm.ttft_s) / np.array(baseline.ttft_s)
         what = f"{arm.arm} / {baseline.arm}"
+        even = np.minimum(crossings(arm, baseline), arm.lengths[-1]) / BREAK_EVEN
         lines += [
             {"what": f"{name}, slope, {what}", "ratios": slopes.tolist(), "target": "at most 0.65"},
             {"what": f"{name}, prefill, {what}", "ratios": prefills.tolist(), "target": "at most 1.05"},
+            {
+                "what": f"{name}, faster from, / {BREAK_EVEN:,} tokens, {arm.arm}",
+                "ratios": even.tolist(),
+                "target": "at most 1",
+            },
         ]
     return lines
 

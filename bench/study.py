@@ -7,18 +7,24 @@ and the lower half of a model that has one kind), each against BF16, three times
 by oneDNN, and oneDNN with the layers that arms store alike computed once, which is what the engine does. The way that
 begins changes with the round. Ratios are of CPU seconds, to the first way of the same round: median and quartiles.
 
+The same for a text and two that go another way half way and near its end, as needles do: each read whole, and what they
+share read once. It says how many scores differ between the two ways.
+
 Then two texts of half the length for each worker are read under the same arms, by one worker and by all side by side,
 in turns. Beside the ratio of wall times stands how many cores were kept busy: CPU seconds for each second of the clock.
+Last, the peak memory of the process while so many texts are read, half of which begin as the others do, and while four
+times as many are; Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest import mock
 
@@ -28,7 +34,9 @@ from torch import nn
 from kvtriage.cli.sources import resolve_model
 from kvtriage.cli.terminal import open_progress
 from kvtriage.engines.base import Arm, ScoreRequest, ScoreResponse
+from kvtriage.engines.beginnings import cut_where_alike, order_alike
 from kvtriage.engines.embedded import attention, linear
+from kvtriage.engines.embedded.beginning import Beginnings
 from kvtriage.engines.embedded.engine import EmbeddedEngine, engine_threads, open_engine
 from kvtriage.engines.embedded.sharing import SharedPasses
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Scaling
@@ -60,16 +68,19 @@ def by_torch() -> Iterator[None]:
         yield
 
 
-def score_all(engine: EmbeddedEngine, request: ScoreRequest, *, shared: bool) -> None:
+def score_all(engine: EmbeddedEngine, request: ScoreRequest, *, shared: bool) -> list[tuple[float, ...]]:
+    """Of each arm: nats per scored token, and how far from BF16's."""
     reference: ScoreResponse | None = None
     engine._passes = SharedPasses()
+    found = []
     for arm in arms(engine.spec):
         if not shared:
             engine._passes = SharedPasses()
         with engine.open(arm) as session:
             response = session.score(request)
         reference = reference or response
-        response.distribution.kl_from(reference.distribution)
+        found.append((*response.nll, *response.distribution.kl_from(reference.distribution)))
+    return found
 
 
 def one_way(engine: EmbeddedEngine, request: ScoreRequest, way: str) -> float:
@@ -98,6 +109,66 @@ def measure(engine: EmbeddedEngine, tokens: int, rounds: int) -> dict[str, list[
             if number:
                 times[way].append(seconds)
     return times
+
+
+def needles(engine: EmbeddedEngine, tokens: int) -> list[ScoreRequest]:
+    """A text, and two that leave it half way and near its end; of these the last tokens are scored."""
+    whole, other = (request.token_ids for request in texts(engine, tokens, 2))
+    left = [whole[:cut] + other[cut:] for cut in (tokens // 2, tokens - SCORED)]
+    return [texts(engine, tokens, 1)[0], *(ScoreRequest(f"needle {n}", ids, tokens - 8) for n, ids in enumerate(left))]
+
+
+@dataclass(frozen=True)
+class Alike:
+    """CPU seconds of texts that begin alike, by round, and scores that were not the same bits."""
+
+    whole: list[float]
+    once: list[float]
+    differ: int
+    scores: int
+
+
+def measure_alike(engine: EmbeddedEngine, tokens: int, rounds: int) -> Alike:
+    whole = needles(engine, tokens)
+    cut = cut_where_alike(whole)
+    times: dict[bool, list[float]] = {True: [], False: []}
+    found: dict[bool, list[tuple[float, ...]]] = {}
+    for number in range(rounds):
+        for once in (False, True) if number % 2 == 0 else (True, False):
+            engine._beginnings = Beginnings()
+            start = time.process_time()
+            found[once] = [
+                one for request in (cut if once else whole) for one in score_all(engine, request, shared=True)
+            ]
+            times[once].append(time.process_time() - start)
+    both = list(zip(itertools.chain(*found[False]), itertools.chain(*found[True]), strict=True))
+    return Alike(times[False], times[True], sum(one != other for one, other in both), len(both))
+
+
+def measure_peaks(engine: EmbeddedEngine, tokens: int, workers: int) -> list[float]:
+    """Peak memory with 4 times as many texts by that with 2 for each worker, every other one begun as the one before;
+    nothing where the system does not show it."""
+    few, many = (peak_of(engine, pairs(engine, tokens, count * workers), workers) for count in (1, 4))
+    return [] if few is None or many is None else [many / few]
+
+
+def pairs(engine: EmbeddedEngine, tokens: int, count: int) -> list[ScoreRequest]:
+    """So many texts, and as many that leave one of them half way; cut, in the order in which they are read."""
+    whole = texts(engine, tokens, count)
+    left = [replace(one, token_ids=one.token_ids[: tokens // 2] + one.token_ids[: tokens // 2]) for one in whole]
+    cut = cut_where_alike([*whole, *left])
+    return [cut[number] for number in order_alike(cut)]
+
+
+def peak_of(engine: EmbeddedEngine, requests: Sequence[ScoreRequest], workers: int) -> int | None:
+    """KiB that the process held at most while it read these."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        read_by(engine, requests, workers)
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 @dataclass(frozen=True)
@@ -146,13 +217,25 @@ def main() -> None:
     spec = read_cache_spec(json.loads((folder / "config.json").read_bytes()))
     with open_engine(folder, spec, numerics="storage", device="cpu", threads=options.threads) as engine:
         times = measure(engine, options.tokens, options.rounds)
+        alike = measure_alike(engine, options.tokens // 2, options.rounds)
         spent = measure_side_by_side(engine, options.tokens // 2, options.rounds, options.workers)
+        peaks = measure_peaks(engine, options.tokens // 2, options.workers)
     rows = []
     for way in WAYS:
         ratios = (np.array(times[way]) / np.array(times[WAYS[0]])).tolist()
         low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
         print(f"{way}: {np.median(times[way]):.2f} CPU s, {middle:.3f} ({low:.3f} to {high:.3f}) of torch's")
         rows.append({"what": f"four arms of {options.model}, {way} / torch", "ratios": ratios, "target": "at most 0.5"})
+    ratios = [once / whole for once, whole in zip(alike.once, alike.whole, strict=True)]
+    print(f"texts that begin alike: {np.median(alike.whole):.2f} CPU s whole, {np.median(alike.once):.2f} read once")
+    print(f"{alike.differ} of {alike.scores} scores and divergences are other bits")
+    rows.append(
+        {
+            "what": f"a text and two needles of {options.model}, read once / whole",
+            "ratios": ratios,
+            "target": "at most 0.8",
+        }
+    )
     alone, together = spent[1], spent[options.workers]
     for count, found in spent.items():
         wall, cpu, cores = (np.median([getattr(one, name) for one in found]) for name in ("wall_s", "cpu_s", "cores"))
@@ -170,6 +253,9 @@ def main() -> None:
             "target": "at least 0.9",
         },
     ]
+    if peaks:
+        print(f"peak memory, 8 texts for each worker / 2: {peaks[0]:.3f}")
+        rows.append({"what": "peak memory with 4 times as many texts", "ratios": peaks, "target": "at most 1.05"})
     if options.json:
         options.json.write_text(json.dumps(rows[1:], indent=1) + "\n")
 

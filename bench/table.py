@@ -95,12 +95,12 @@ class Done:
 _LONG = ("256", "4096", "8192", "16384", "32768")
 
 PARTS = (
-    Part("attention.py", ("--seconds", "0.5"), 300),
+    Part("attention.py", ("--seconds", "0.5"), 240),
     Part("ragged.py", (), 60),
     Part("slope.py", ("--steps", "15"), 150),
-    Part("slope.py", ("--steps", "9", "--model", "demo:gemma3-270m", "--lengths", *_LONG), 150),
+    Part("slope.py", ("--steps", "25", "--model", "demo:gemma3-270m", "--lengths", *_LONG), 270),
     Part("study.py", ("--rounds", "3"), 300),
-    Part("calibration.py", (), 360),
+    Part("calibration.py", (), 300),
     Part("prices.py", (), 60),
     Part("explorer.py", (), 60),
     Part("client_overhead.py", (), 120),

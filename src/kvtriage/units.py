@@ -12,6 +12,7 @@ __all__ = [
     "format_bytes",
     "format_bytes_alike",
     "format_change",
+    "format_count",
     "format_rough",
     "format_seconds",
     "format_tokens",
@@ -69,6 +70,11 @@ def format_change(ratio: float) -> str:
     """1.331 → '+33.1%', and '0.0%' where it rounds to nothing."""
     share = round(ratio - 1, 3)
     return f"{share:+.1%}" if share else "0.0%"
+
+
+def format_count(count: int, what: str) -> str:
+    """(1, 'layer') → '1 layer', (1024, 'layer') → '1,024 layers'."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def format_tokens(count: float) -> str:

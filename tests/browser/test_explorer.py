@@ -222,6 +222,23 @@ def test_an_explorer_that_stopped_is_told_of(browser: Any) -> None:
     page.close()
 
 
+def test_no_heading_stands_over_nothing(browser: Any, serve: Serve) -> None:
+    """Until the first answer, which a slow explorer may take its time for."""
+    page = browser.new_page()
+    waiting: list[Any] = []
+    for path in ("price", "front"):
+        page.route(f"**/{path}?*", lambda route: waiting.append(route))
+    page.goto(serve(alone(hybrid(6))))
+    until(page, "() => document.title.startsWith('hybrid')")
+    assert not page.is_visible("#price-title")
+    assert page.is_visible("#title")
+    for route in waiting:
+        route.continue_()
+    page.wait_for_selector("main:not([aria-busy])")
+    assert page.is_visible("#price-title")
+    page.close()
+
+
 def test_motion_is_spared_where_it_is_not_wanted(visit: Visit, serve: Serve) -> None:
     page = visit(serve(alone(hybrid(6))))
     page.emulate_media(reduced_motion="reduce")

@@ -121,16 +121,16 @@ def test_texts_are_no_longer_than_servers_take(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    case, info, score = tmp_path / "case", FakeEngine.info, SessionModel._score
+    case, info, fitted = tmp_path / "case", FakeEngine.info, SessionModel._fitted
     measured(case, study_file, tiny_model, traffic, fake())
     monkeypatch.setattr(FakeEngine, "info", lambda self: dataclasses.replace(info(self), longest_text=100))
     limits = set()
 
-    def seen(self: SessionModel, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+    def seen(self: SessionModel, context: list[int], continuation: list[int]) -> tuple[int, ...]:
         limits.add(self._max_model_len)
-        return score(self, context, continuation)
+        return fitted(self, context, continuation)
 
-    monkeypatch.setattr(SessionModel, "_score", seen)
+    monkeypatch.setattr(SessionModel, "_fitted", seen)
     words = ["--tasks", "colours", "--include-path", str(tasks), "--candidates", "fp8_unit"]
     assert main(["lm-eval", str(case), *words], fake()) == 0
     assert capsys.readouterr().err.count("these servers read 100 tokens") == 1

@@ -329,10 +329,23 @@ class TestRefused:
     def test_a_verb_too_early(
         self, args: list[str], tmp_path: Path, fake: Fake, capsys: pytest.CaptureFixture[str]
     ) -> None:
+        def reads_nothing() -> Wiring:
+            raise AssertionError("model and text are read for nothing")
+
         main([*args, "--until", "plan"], wiring=fake())
-        for verb, missing in (("diagnose", "scales.json"), ("decide", "scales.json"), ("report", "verdict.json")):
-            assert main([verb, str(tmp_path / "case")], wiring=fake()) == 2
+        for verb, missing in (
+            ("diagnose", "scales.json"),
+            ("search", "scales.json"),
+            ("ablate", "scales.json"),
+            ("decide", "scales.json"),
+            ("report", "verdict.json"),
+        ):
+            assert main([verb, str(tmp_path / "case")], wiring=reads_nothing) == 2
             assert f"has no {missing} yet" in capsys.readouterr().err
+        main([*args, "--until", "calibrate"], wiring=fake())
+        for verb in ("search", "ablate"):
+            assert main([verb, str(tmp_path / "case")], wiring=reads_nothing) == 2
+            assert "has no sensitivities.json yet" in capsys.readouterr().err
 
 
 def test_a_planted_checkpoint_comes_out_of_the_door(

@@ -51,6 +51,10 @@ def wiring(after: int | None = None, together: Mapping[frozenset[int], float] = 
     return lambda: Wiring(lambda folder, trust: FakeTokenizer(), open_engine)
 
 
+def reads_nothing() -> Wiring:
+    raise AssertionError("model and text are read for nothing")
+
+
 @pytest.fixture
 def lenient(study_file: Path, tmp_path: Path) -> Path:
     """A study whose answers are not counted: the fake engine forgets as it likes."""
@@ -126,7 +130,7 @@ def test_after_the_ablation_it_is_too_late(
     assert main([*begun, "--until", "ablate"], wiring(together={})) == 0
     for words in ([], ["--dry-run", "--speed", "1000,10"]):
         capsys.readouterr()
-        assert main(["search", str(case), *words], wiring(together={})) == 2
+        assert main(["search", str(case), *words], reads_nothing) == 2
         told = capsys.readouterr()
         assert "the ablation of this case has begun" in told.err
         assert told.out == ""

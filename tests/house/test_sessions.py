@@ -33,6 +33,7 @@ def as_pattern(shown: str) -> re.Pattern[str]:
 def test_a_session_shows_what_the_command_prints(
     command: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
     for name, folder in MODELS.items():
         (tmp_path / name).symlink_to(ROOT / "tests" / "golden" / folder)
     monkeypatch.chdir(tmp_path)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtriage.units import GIB, MIB, format_bytes_alike, format_change, format_rough, parse_short_number
+from kvtriage.units import GIB, MIB, format_bytes_alike, format_change, format_count, format_rough, parse_short_number
 
 
 def test_amounts_to_be_compared_share_a_unit() -> None:
@@ -29,6 +29,10 @@ def test_a_rough_figure_has_two_digits() -> None:
         "10",
         "0.0",
     ]
+
+
+def test_one_has_no_plural() -> None:
+    assert [format_count(count, "layer") for count in (0, 1, 1024)] == ["0 layers", "1 layer", "1,024 layers"]
 
 
 @pytest.mark.parametrize(("text", "count"), [("7", 7), ("32k", 32_000), ("32K", 32_768), ("1.5m", 1_500_000)])

@@ -15,8 +15,10 @@ from typing import TypeVar
 
 from kvtriage.checkpoints.scale_loading import Fate, Heads, LayerLoad, Loader, choose_loader, predict_loading
 from kvtriage.checkpoints.stored_scales import HeldScales, StoredScale
+from kvtriage.kvcache.layer_runs import layer_runs, write_runs
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
+from kvtriage.units import format_count
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -80,14 +82,7 @@ def name_layers(layers: Collection[int], total: int | None = None) -> str:
     """'layers 0-2, 5', 'layer 3', 'all 30 layers'."""
     if total is not None and len(layers) == total > 1:
         return f"all {total} layers"
-    runs: list[list[int]] = []
-    for layer in sorted(layers):
-        if runs and layer == runs[-1][-1] + 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    words = ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"layer{'s' if len(layers) > 1 else ''} {words}"
+    return f"layer{'s' if len(layers) > 1 else ''} {write_runs(layer_runs(layers))}"
 
 
 def _of_config(held: HeldScales) -> Iterator[Finding]:
@@ -232,14 +227,17 @@ def _of_values(scales: Sequence[StoredScale]) -> Iterator[Finding]:
     for level, says, is_so in _VALUES:
         hit = [scale for scale in scales if scale.values is not None and any(map(is_so, scale.values))]
         if hit:
-            yield Finding(level, f"{_count(hit)} {'are' if len(hit) > 1 else 'is'} {says}: {_names(hit)}")
+            yield Finding(
+                level, f"{format_count(len(hit), 'scale')} {'are' if len(hit) > 1 else 'is'} {says}: {_names(hit)}"
+            )
     for tensor in ("k", "v", "q"):
         yield from _far_off(tensor, [scale for scale in scales if scale.tensor == tensor])
     odd = [scale for scale in scales if scale.values is None]
     if odd:
         yield Finding(
             Level.WRONG,
-            f"{_count(odd)} cannot be one, by dtype or size: {_names(odd)}, {odd[0].dtype} {[*odd[0].shape]}",
+            f"{format_count(len(odd), 'scale')} cannot be one, by dtype or size: {_names(odd)}, "
+            f"{odd[0].dtype} {[*odd[0].shape]}",
         )
     half = {scale.dtype for scale in scales} & {"BF16", "F16"}
     if half:
@@ -264,7 +262,8 @@ def _far_off(tensor: str, scales: Sequence[StoredScale]) -> Iterator[Finding]:
     if far:
         yield Finding(
             Level.SUSPECT,
-            f"{_count(far)} of {tensor} more than {_FAR_OCTAVES:.0f} octaves from the others: {_names(far)}",
+            f"{format_count(len(far), 'scale')} of {tensor} more than {_FAR_OCTAVES:.0f} octaves from the others: "
+            f"{_names(far)}",
         )
 
 
@@ -309,10 +308,6 @@ def _grouped(scales: Sequence[StoredScale], key: Callable[[StoredScale], _Key]) 
     for scale in scales:
         found.setdefault(key(scale), []).append(scale)
     return list(found.items())
-
-
-def _count(scales: Sequence[StoredScale]) -> str:
-    return f"{len(scales)} scale{'s' if len(scales) > 1 else ''}"
 
 
 def _names(scales: Sequence[StoredScale]) -> str:

@@ -98,7 +98,7 @@ def _arm_rows(
     if scales is None or sensitivities is None:
         return [*_arms_at_most(subject, info)]
     return [
-        _Row(arm.name, arm.label, cost_arm(subject.plan, subject.items, arm.role))
+        _Row(arm.name, arm.label, cost_arm(subject.plan, subject.items, arm.role, read_once=info.reads_once))
         if arm.same_as is None
         else _Row(arm.name, f"{arm.label} (is {arm.same_as})", ArmCost(0, 0))
         for arm in design_arms(subject.plan, scales, sensitivities, info)
@@ -263,6 +263,6 @@ def _arms_at_most(subject: Subject, info: EngineInfo) -> Iterator[_Row]:
     if subject.spec.is_hybrid:
         sorts.append(("fp8_only", "FP8 in one attention type only", "contrast", len(subject.spec.kinds)))
     for name, label, role, count in sorts:
-        one = cost_arm(subject.plan, subject.items, role)
+        one = cost_arm(subject.plan, subject.items, role, read_once=info.reads_once)
         many = f" ({count} arms)" if count > 1 else ""
         yield _Row(name, label + many, ArmCost(count * one.read_tokens, count * one.decoded_tokens))

@@ -22,8 +22,10 @@ from kvtriage.explore.subject import Subject
 from kvtriage.explore.watch import CaseWatch
 from kvtriage.files import refuse_unwritable_name
 from kvtriage.kvcache.declared import read_declared_cache, read_model_dtype
-from kvtriage.kvcache.policy import Scaling
+from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.readers import read_cache_spec
+from kvtriage.kvcache.spec import CacheSpec
+from kvtriage.kvcache.support.backend_choice import pick_backend
 from kvtriage.kvcache.support.gpus import Gpu, find_gpu
 from kvtriage.units import GIB
 
@@ -84,16 +86,25 @@ def _explored(source: str, memory: str | None, gpu: Gpu | None) -> Explored:
     sizes = (16 * GIB,) if memory is None else parse_memories((memory,))
     if len(sizes) != 1:
         raise StudyError("--memory is one amount here", hint="the page has a slider for it")
+    spec = read_cache_spec(config)
     subject = Subject(
         title=source,
         folder=str(resolve_model(source, quietly)) if source.startswith("demo:") else source,
-        spec=read_cache_spec(config),
+        spec=spec,
         native_dtype=read_model_dtype(config, has_bfloat16=True).served,
         gpu=gpu,
         declared=read_declared_cache(config, hf_quant_config),
         memory_bytes=sizes[0],
+        scaling=_first_scaling(spec, gpu),
     )
     return Explored(lambda: subject)
+
+
+def _first_scaling(spec: CacheSpec, gpu: Gpu | None) -> Scaling:
+    """Per head, as far as the GPU is known to take a scale for each head: a page does not begin with a refusal."""
+    if gpu is None or pick_backend(spec, CachePolicy.fp8(spec.num_layers, Scaling.PER_TENSOR), gpu).serves_per_head:
+        return Scaling.PER_HEAD
+    return Scaling.PER_TENSOR
 
 
 def _watch_case(path: Path, gpu: Gpu | None) -> CaseWatch:

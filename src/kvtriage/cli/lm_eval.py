@@ -19,7 +19,7 @@ from kvtriage.cli.servers import choose_wiring
 from kvtriage.cli.subject import reread_subject
 from kvtriage.cli.terminal import say, stage
 from kvtriage.cli.wiring import Wiring
-from kvtriage.engines.base import Arm, Session
+from kvtriage.engines.base import Arm, Engine, Session
 from kvtriage.errors import CaseError, EngineError, StudyError
 from kvtriage.files import sha256_bytes
 from kvtriage.records.answers import Answer
@@ -136,12 +136,12 @@ def _ask(
     arm: Arm = build_arm(record, scales)
 
     @contextlib.contextmanager
-    def checked() -> Iterator[Session]:
-        with engine.open(arm) as session:
+    def checked(worker: Engine) -> Iterator[Session]:
+        with worker.open(arm) as session:
             check_applied(arm, session.applied(), info, engine.spec)
             yield session
 
-    with Remembering(checked, record.name, evidence.conditions_hash, known, sink) as remembering:
+    with Remembering(engine, checked, record.name, evidence.conditions_hash, known, sink) as remembering:
         results = run_tasks(
             remembering,
             engine.tokenizer,

@@ -57,7 +57,11 @@ _COMMANDS = {
     "export": ("kvtriage.cli.export", "export_command", "Write a case's scales for another server."),
     "faults": ("kvtriage.cli.faults", "faults_group", "Plant a known fault in a checkpoint, to test with."),
     "completion": ("kvtriage.cli.completion", "completion_command", "Print the completion script of a shell."),
-    "selftest": ("kvtriage.cli.selftest", "selftest_command", "Check the installation and say what is missing."),
+    "selftest": (
+        "kvtriage.cli.selftest.command",
+        "selftest_command",
+        "Check the installation and say what is missing.",
+    ),
 }
 """Name → (module, object, one line of help): a module is imported only when its command runs."""
 

@@ -48,6 +48,10 @@ class Machine:
     """None for the embedded engine."""
     memory_bound: int | None = None
     """Bytes that the embedded engine stays within while it calibrates; None for as many as there are."""
+    only_calibrates: bool = False
+    """Whether nothing else is asked of the engine, which then need not hold the model."""
+    compute_dtype: str = "float32"
+    """Of products with weights, where the embedded engine only calibrates."""
 
 
 def _refuse_more_than_cores(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:

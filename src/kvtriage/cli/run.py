@@ -28,6 +28,7 @@ from kvtriage.errors import CaseError
 from kvtriage.files import is_inside, refuse_unwritable_name
 from kvtriage.records.study import BACKENDS, NUMERICS
 from kvtriage.stages.loading import no_load
+from kvtriage.units import format_count
 
 __all__ = ["run_command"]
 
@@ -132,11 +133,12 @@ def run_command(
 def _say_subject(subject: Subject) -> None:
     plan = subject.plan
     say(
-        f"{plan.model.source}: {plan.model.architecture}, {len(plan.layers)} layers, "
+        f"{plan.model.source}: {plan.model.architecture}, {format_count(len(plan.layers), 'layer')}, "
         f"{plan.model.parameters / 1e6:,.0f} million parameters"
     )
+    documents, items = format_count(plan.data.documents, "document"), format_count(len(subject.items), "item")
     lengths = ", ".join(f"{bucket:,}" for bucket in plan.study.buckets)
-    say(f"{plan.data.source}: {plan.data.documents} documents, {len(subject.items)} items of {lengths} tokens")
+    say(f"{plan.data.source}: {documents}, {items} of {lengths} tokens")
 
 
 def _run_verbs(out: Path, subject: Subject, machine: Machine, room: Callable[[], Wiring], last: int) -> int:

@@ -64,8 +64,6 @@ def search_command(
     def work(job: Job) -> None:
         scales = job.case.need(ScaleRecord)
         if dry_run:
-            if job.case.load(Frontier) is None:
-                _check_in_time(job.case)
             known = speed or remembered_speed(job.case.trials()) or measure_speed(job.subject, job.engine())
             subject = job.subject
             cost = cost_search(subject.plan, subject.split, subject.items, subject.spec)
@@ -77,7 +75,14 @@ def search_command(
         else:
             click.echo(render_frontier(frontier, job.subject.plan))
 
-    with_job(wiring, case_path, machine, work)
+    def check(case: CaseFolder) -> None:
+        case.need(ScaleRecord)
+        if case.load(Frontier) is None:
+            if not dry_run:
+                case.need(Sensitivities)
+            _check_in_time(case)
+
+    with_job(wiring, case_path, machine, work, check)
 
 
 def run_search(job: Job, scales: ScaleRecord) -> Frontier:

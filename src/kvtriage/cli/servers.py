@@ -40,7 +40,14 @@ def choose_wiring(
         return given
     match machine.servers:
         case None:
-            return embedded if machine.memory_bound is None else partial(embedded, machine.memory_bound)
+            if machine.memory_bound is None and not machine.only_calibrates:
+                return embedded
+            return partial(
+                embedded,
+                machine.memory_bound,
+                only_calibrates=machine.only_calibrates,
+                compute_dtype=machine.compute_dtype,
+            )
         case Servers() as servers:
             return lambda: _vllm(servers, machine, case, study)
 

@@ -18,6 +18,8 @@ _MOST_BYTES = 2**32
 """Of a text: it is tokenised in memory, and a study reads a few thousand documents."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_CLASSES = re.compile(r"(?:Got: )?(?:\w+(?:Error|Exception|Timeout): )*(?:\[Errno -?\d+\] )?")
+"""What the hub's client puts before a reason: Got: ConnectError: [Errno -2] Name or service not known."""
 _MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab.txt")
 """Weights, configuration and tokenizer; never code, never a pickle."""
 CONFIG_ALONE = ("config.json",)
@@ -68,12 +70,17 @@ def _download(hub_id: str, files: Sequence[str]) -> Path:
     try:
         folder = snapshot_download(hub_id, allow_patterns=list(files), ignore_patterns=["*/*"])
     except Exception as error:  # the hub's client raises its transport's errors, which change between releases
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
-            f"there is no folder {hub_id}, and the hub did not deliver it: {reason[0].rstrip('.')}",
+            f"there is no folder {hub_id}, and the hub did not deliver it: {_reason(error)}",
             hint="check the name and the network, or download the model elsewhere and name its folder",
         ) from error
     return Path(folder)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what the client says, without the names of classes and numbers in front of it."""
+    said = str(error).strip().splitlines()
+    return (_CLASSES.sub("", said[0]).rstrip(".") if said else "") or type(error).__name__
 
 
 def resolve_data(source: str) -> str:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import shutil
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import click
 
 from kvtriage.errors import KvtriageError
+from kvtriage.memory import peak_memory_bytes, reset_peak_memory
 from kvtriage.stages import Reporter
 from kvtriage.units import format_bytes, format_seconds
 
@@ -29,7 +28,6 @@ __all__ = [
     "folding_width",
     "one_line",
     "open_progress",
-    "peak_memory_bytes",
     "print_error",
     "say",
     "say_there",
@@ -122,29 +120,13 @@ def stage(name: str, *, resumed: bool = False) -> Iterator[Stage]:
 
     Of one that was `resumed` that is the time of the rest, and it is said.
     """
-    _reset_peak()
+    reset_peak_memory()
     with open_progress() as report:
         running = Stage(report, time.monotonic())
         yield running
         took, peak = time.monotonic() - running.started, running.peak_bytes
     what = "the rest done" if resumed else "done"
     say(f"{name}: {what} in {format_seconds(took)}, peak memory {format_bytes(peak)}")
-
-
-def peak_memory_bytes() -> int:
-    """Largest resident size of this process since the last reset (where the kernel allows one)."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _reset_peak() -> None:
-    """Linux: 5 in clear_refs sets the high-water mark of the resident size back to now."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
 
 
 @contextlib.contextmanager

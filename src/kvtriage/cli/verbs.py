@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import msgspec
 
+from kvtriage.cli.case_folder.folder import CaseFolder
 from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.cli.dry_run import print_dry_run
 from kvtriage.cli.dry_run_options import DryRun, dry_run_options, remembered_speed
@@ -42,16 +44,27 @@ CANNOT_TELL = 3
 
 @click.command("calibrate")
 @case_argument
+@click.option(
+    "--compute-dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    help="Of products with weights. In bfloat16 scales differ by their last places.  [default: float32]",
+)
 @machine_options
 @click.pass_obj
-def calibrate_command(wiring: Callable[[], Wiring] | None, case_path: Path, machine: Machine) -> None:
+def calibrate_command(
+    wiring: Callable[[], Wiring] | None, case_path: Path, compute_dtype: str, machine: Machine
+) -> None:
     """Observe Q, K and V on the calibration text; write scales.json and two checkpoints for vLLM.
 
     \b
     Example:
       kvtriage calibrate case/
     """
-    with_job(wiring, case_path, machine, run_calibrate)
+    if machine.servers is not None and compute_dtype != "float32":
+        raise click.UsageError("--compute-dtype is for the embedded engine: a server takes --engine-arg --dtype")
+    how = replace(machine, only_calibrates=True, compute_dtype=compute_dtype)
+    with_job(wiring, case_path, how, run_calibrate)
 
 
 @click.command("diagnose")
@@ -71,7 +84,7 @@ def diagnose_command(wiring: Callable[[], Wiring] | None, case_path: Path, machi
     def work(job: Job) -> None:
         click.echo(render_sensitivities(run_diagnose(job, job.case.need(ScaleRecord))))
 
-    with_job(wiring, case_path, machine, work)
+    with_job(wiring, case_path, machine, work, lambda case: case.need(ScaleRecord))
 
 
 @click.command("ablate")
@@ -106,7 +119,11 @@ def ablate_command(
         else:
             run_ablate(job, scales)
 
-    with_job(wiring, case_path, machine, work)
+    def check(case: CaseFolder) -> None:
+        case.need(ScaleRecord)
+        need_suspects(case)
+
+    with_job(wiring, case_path, machine, work, check)
 
 
 @click.command("decide")
@@ -189,10 +206,20 @@ def report_command(case_path: Path | None, text: bool, compare: tuple[Path, Path
             click.echo(run_report(case))
 
 
-def with_job(wiring: Callable[[], Wiring] | None, path: Path, machine: Machine, work: Callable[[Job], object]) -> None:
-    """`work` on the case at `path`, with the engine that `machine` asks for."""
+def with_job(
+    wiring: Callable[[], Wiring] | None,
+    path: Path,
+    machine: Machine,
+    work: Callable[[Job], object],
+    check: Callable[[CaseFolder], object] = lambda _case: None,
+) -> None:
+    """`work` on the case at `path`, with the engine that `machine` asks for.
+
+    `check` raises CaseError where the case is not ready for it, before model and text are read.
+    """
     with open_case(path, create=False) as case:
         plan = case.need(Plan)
+        check(case)
         room = choose_wiring(wiring, machine, path, plan.study)
         subject = reread_subject(plan, machine, room)
         with open_job(case, subject, machine, room) as job:

@@ -147,6 +147,8 @@ class EngineInfo:
     """Whether arms may run on another attention backend than `backend`."""
     screens: bool = False
     """Whether it sees its layers: then `screen` answers, and a probe is resumed at the first layer that it changes."""
+    reads_once: bool = False
+    """Whether it reads once what texts begin with that are asked one after the other, and cut there."""
     longest_text: int | None = None
     """Tokens that it reads at the most, those written behind them included; None for the model's own limit."""
 
@@ -192,6 +194,9 @@ class ScoreRequest:
     item_id: str
     token_ids: tuple[int, ...]
     score_from: int
+    cuts: tuple[int, ...] = ()
+    """Where the text may be read in pieces, ascending, all before `score_from`: other texts begin as these do. See
+    engines.beginnings; an engine that shares nothing among texts reads it whole."""
 
 
 @dataclass(frozen=True)

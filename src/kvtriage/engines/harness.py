@@ -8,9 +8,10 @@ asked again. This is the only room that knows lm_eval.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,58 +114,59 @@ class SessionModel(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        found = []
-        for number, (_, context, continuation) in enumerate(requests):
-            self._progress(number, len(requests))
-            found.append(self._score(context, continuation))
-        self._progress(len(requests), len(requests))
-        return found
+        return self._scored([(context, continuation) for _, context, continuation in requests])
 
-    def _score(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
-        """Log-likelihood in nats, and whether greedy decoding would write exactly this."""
-        if not continuation:
-            return 0.0, True
+    def _scored(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, bool]]:
+        """Of each continuation behind its context: log-likelihood in nats, and whether greedy decoding would write
+        exactly this."""
+        asked = [(self._fitted(*pair), len(pair[1])) for pair in pairs if pair[1]]
+        found = iter(self._arm.likelihoods(asked, self._progress))
+        told = ((one.nats, one.greedy) for one in found)
+        return [next(told) if continuation else (0.0, True) for _, continuation in pairs]
+
+    def _fitted(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[int, ...]:
         if len(continuation) >= self._max_model_len:
             raise DataError(
                 f"a continuation has {len(continuation):,} tokens, and the model takes {self._max_model_len:,}",
                 hint="leave that task out",
             )
-        tokens = (*context, *continuation)[-self._max_model_len :]
-        found = self._arm.likelihood(tokens, len(continuation))
-        return found.nats, found.greedy
+        return (*context, *continuation)[-self._max_model_len :]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        found = []
-        for number, request in enumerate(requests):
-            self._progress(number, len(requests))
-            windows = get_rolling_token_windows(
-                token_list=self.tok_encode(request.args[0], add_special_tokens=False),
-                prefix_token=self.prefix_token_id,
-                max_seq_len=self._max_model_len - 1,
-                context_len=1,
-            )
-            found.append(math.fsum(self._score(*make_disjoint_window(window))[0] for window in windows))
-        return found
+        texts = [[make_disjoint_window(window) for window in self._windows(request.args[0])] for request in requests]
+        found = iter(self._scored([window for windows in texts for window in windows]))
+        return [math.fsum(nats for nats, _ in itertools.islice(found, len(windows))) for windows in texts]
+
+    def _windows(self, text: str) -> Iterable[tuple[list[int], list[int]]]:
+        windows: Iterable[tuple[list[int], list[int]]] = get_rolling_token_windows(
+            token_list=self.tok_encode(text, add_special_tokens=False),
+            prefix_token=self.prefix_token_id,
+            max_seq_len=self._max_model_len - 1,
+            context_len=1,
+        )
+        return windows
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        found = []
-        for number, request in enumerate(requests):
-            self._progress(number, len(requests))
-            context, how = request.args
-            found.append(self._generate(context, how))
-        return found
+        asked = [self._prompt(*request.args) for request in requests]
+        found = self._arm.written(asked, self._progress)
+        return [self._text(one.token_ids, request.args[1]) for one, request in zip(found, requests, strict=True)]
 
-    def _generate(self, context: str, how: dict[str, Any]) -> str:
+    def _prompt(self, context: str, how: dict[str, Any]) -> tuple[list[int], int]:
+        """And how many tokens are to be written behind it."""
         if how.get("do_sample") and how.get("temperature") != 0:
             raise DataError(
                 "a task of lm-eval asks for sampling, and arms are compared by what greedy decoding writes",
                 hint="set do_sample: false in the task's generation_kwargs",
             )
-        until = how.get("until") or []
-        stops = [until] if isinstance(until, str) else list(until)
         new_tokens = min(int(how.get("max_gen_toks", _NEW_TOKENS)), self._max_model_len - 1)
         prompt = self.tok_encode(context)[-(self._max_model_len - new_tokens) :] or [self.prefix_token_id]
-        kept = list(self._arm.written(prompt, new_tokens).token_ids)
+        return prompt, new_tokens
+
+    def _text(self, token_ids: Sequence[int], how: dict[str, Any]) -> str:
+        """Of what was written, up to where it is to stop."""
+        until = how.get("until") or []
+        stops = [until] if isinstance(until, str) else list(until)
+        kept = list(token_ids)
         ends = [kept.index(token) for token in self._tokens.eos if token in kept]
         text = self._tokens.decode(kept[: min(ends)] if ends else kept)
         for stop in filter(None, stops):

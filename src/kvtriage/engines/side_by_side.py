@@ -1,9 +1,10 @@
 """Several texts at once: each worker reads one in a thread of its own, and results come in the order of the texts.
 
 A text is one piece of work, because what its arms have in common is computed once. Whoever is free takes the
-next. Results are told where the work was asked for, first text first, each as soon as it is known and all
-before it are told: who keeps them sees the same order for any number of workers. A worker may be a little
-ahead of what was told and no more, so that little is held, and little is lost when all is killed.
+next, or the next few where these begin alike. Results are told where the work was asked for, first text first, each
+as soon as it is known and all before it are told: who keeps them sees the same order for any number of workers. A
+worker may be a little ahead of what was told and no more, so that little is held, and little is lost when all is
+killed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ W = TypeVar("W")
 R = TypeVar("R")
 
 _AHEAD = 2
-"""Texts for each worker that are begun and not yet told of."""
+"""Runs of texts for each worker that are begun and not yet told of."""
 
 
 class Abandoned(Exception):
@@ -82,26 +83,27 @@ _Message = _Told | _Ended | _Failed
 def side_by_side(
     workers: Sequence[W],
     work: Callable[[W, int], Iterable[R]],
-    count: int,
+    runs: Sequence[range],
     sink: Callable[[int, R], None],
     stopped: threading.Event,
 ) -> None:
-    """`work` on the pieces 0 … count − 1, and what it yields to `sink` here, piece after piece.
+    """`work` on the pieces 0, 1, 2 …, and what it yields to `sink` here, piece after piece.
 
-    Sets `stopped` before it returns or raises, and waits for the workers: long work looks at it and raises
-    `Abandoned`. Raises the first error of a worker, and whatever `sink` raises.
+    `runs` has them all in their order; those of one run go to one worker, one after the other. Sets `stopped` before it
+    returns or raises, and waits for the workers: long work looks at it and raises `Abandoned`. Raises the first error
+    of a worker, and whatever `sink` raises.
     """
     told: SimpleQueue[_Message] = SimpleQueue()
     room = threading.Semaphore(_AHEAD * len(workers))
-    numbers = iter(range(count))
+    left = iter(runs)
     threads = [
-        threading.Thread(target=_labour, args=(worker, work, numbers, room, stopped, told), name=f"kvtriage-{place}")
+        threading.Thread(target=_labour, args=(worker, work, left, room, stopped, told), name=f"kvtriage-{place}")
         for place, worker in enumerate(workers)
     ]
     try:
         for thread in threads:
             thread.start()
-        _tell_in_order(told, count, sink, room)
+        _tell_in_order(told, runs, sink, room)
     finally:
         stopped.set()
         room.release(len(threads))
@@ -113,7 +115,7 @@ def side_by_side(
 def _labour(
     worker: W,
     work: Callable[[W, int], Iterable[R]],
-    numbers: Iterator[int],
+    left: Iterator[range],
     room: threading.Semaphore,
     stopped: threading.Event,
     told: SimpleQueue[_Message],
@@ -121,34 +123,46 @@ def _labour(
     try:
         while True:
             room.acquire()
-            number = None if stopped.is_set() else next(numbers, None)
-            if number is None:
+            run = None if stopped.is_set() else next(left, None)
+            if run is None:
                 return
-            for result in work(worker, number):
-                told.put(_Told(number, result))
-                if stopped.is_set():
-                    return
-            told.put(_Ended(number))
+            for number in run:
+                for result in work(worker, number):
+                    told.put(_Told(number, result))
+                    if stopped.is_set():
+                        return
+                told.put(_Ended(number))
     except BaseException as error:  # whatever it is, it is raised where the work was asked for
         told.put(_Failed(error))
 
 
 def _tell_in_order(
-    told: SimpleQueue[_Message], count: int, sink: Callable[[int, Any], None], room: threading.Semaphore
+    told: SimpleQueue[_Message], runs: Sequence[range], sink: Callable[[int, Any], None], room: threading.Semaphore
 ) -> None:
     early: defaultdict[int, deque[_Told | _Ended]] = defaultdict(deque)
-    turn = 0
-    while turn < count:
-        match told.get():
-            case _Failed(error):
-                raise error
-            case message:
-                early[message.number].append(message)
-        while early[turn]:
-            match early[turn].popleft():
-                case _Told(number, result):
-                    sink(number, result)
-                case _Ended():
-                    del early[turn]
-                    turn += 1
-                    room.release()
+    for run in runs:
+        for turn in run:
+            _tell(told, early, turn, sink)
+        room.release()
+
+
+def _tell(
+    told: SimpleQueue[_Message],
+    early: defaultdict[int, deque[_Told | _Ended]],
+    turn: int,
+    sink: Callable[[int, Any], None],
+) -> None:
+    """All of one piece, as it comes; what others say meanwhile waits in `early`."""
+    while True:
+        while not early[turn]:
+            match told.get():
+                case _Failed(error):
+                    raise error
+                case message:
+                    early[message.number].append(message)
+        match early[turn].popleft():
+            case _Told(number, result):
+                sink(number, result)
+            case _Ended():
+                del early[turn]
+                return

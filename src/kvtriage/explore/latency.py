@@ -76,8 +76,12 @@ def _timed(trials: Trials, arm: ArmRecord | None, context_len: int, confidence: 
     if arm is None or line is None:
         return None
     value, band = line.at(context_len), line.band_at(context_len, confidence)
-    low, high = (None, None) if band is None else (max(0.0, band[0]), band[1])
-    return Timed(arm.name, arm.label, value, format_interval(value, low, high, format_seconds))
+    if band is not None and band[0] <= 0:
+        text = f"{format_seconds(value)} (up to {format_seconds(band[1])})"
+    else:
+        low, high = band or (None, None)
+        text = format_interval(value, low, high, format_seconds)
+    return Timed(arm.name, arm.label, value, text)
 
 
 def _notes(longest: int, at: int, context_len: int) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from kvtriage.explore.subject import Subject
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import LayerSpec
 from kvtriage.stages.wording import format_nats
-from kvtriage.units import GIB, format_tokens
+from kvtriage.units import GIB, format_count, format_tokens
 
 __all__ = ["LayerCell", "ModelView", "Sensitivity", "view_model"]
 
@@ -114,5 +114,4 @@ def _describe(layer: LayerSpec) -> str:
     if not layer.holds_kv:
         return f"{layer.kind}, no K and V"
     over = "" if layer.window_tokens is None else f" over {format_tokens(layer.window_tokens)} tokens"
-    heads = f"{layer.num_kv_heads} KV head{'s' if layer.num_kv_heads != 1 else ''}"
-    return f"{layer.kind}{over}, {heads} of {layer.head_dim}"
+    return f"{layer.kind}{over}, {format_count(layer.num_kv_heads, 'KV head')} of {layer.head_dim}"

@@ -51,3 +51,5 @@ class ScaleRecord(Record, frozen=True):
     sweep: tuple[SweepRow, ...]
     peak_bytes: int
     warnings: tuple[str, ...]
+    compute_dtype: str = "float32"
+    """What the model was computed in while Q, K and V were observed."""

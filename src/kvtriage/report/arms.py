@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvtriage.kvcache.layer_runs import layer_runs, write_runs
 from kvtriage.records.evidence import ArmRecord
 
 __all__ = ["ArmStyle", "describe_policy", "layer_ranges", "style_of"]
@@ -56,12 +57,7 @@ def describe_policy(arm: ArmRecord) -> str:
 
 def layer_ranges(layers: tuple[int, ...]) -> str:
     """(0, 1, 2, 5) → '0–2, 5'; empty for none. Of many runs the first are named, and the other layers counted."""
-    runs: list[list[int]] = []
-    for layer in sorted(layers):
-        if runs and layer == runs[-1][-1] + 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    named = ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs[:_MOST_RUNS])
+    runs = layer_runs(layers)
+    named = write_runs(runs[:_MOST_RUNS], "–")
     left = sum(map(len, runs[_MOST_RUNS:]))
     return f"{named} and {left:,} more" if left else named

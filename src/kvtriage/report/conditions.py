@@ -47,6 +47,7 @@ def conditions(view: CaseView) -> tuple[tuple[str, tuple[Fact, ...]], ...]:
                 Fact("source", plan.data.source, code=True),
                 Fact("size", f"{plan.data.documents:,} documents, {plan.data.characters:,} characters"),
                 Fact("calibrated on", f"{view.scales.calibration_tokens:,} tokens, disjoint from the evaluation"),
+                *_calibrated_in(view),
                 Fact("SHA-256", plan.data.sha256, code=True),
             ),
         ),
@@ -74,6 +75,12 @@ def conditions(view: CaseView) -> tuple[tuple[str, tuple[Fact, ...]], ...]:
         ),
         ("Records", tuple(_records(view))),
     )
+
+
+def _calibrated_in(view: CaseView) -> Iterator[Fact]:
+    """Nothing for scales computed in float32."""
+    if view.scales.compute_dtype != "float32":
+        yield Fact("calibrated in", view.scales.compute_dtype)
 
 
 def _stop(view: CaseView) -> Iterator[Fact]:

@@ -14,7 +14,6 @@ __all__ = [
     "axis_number",
     "axis_percent",
     "axis_tokens",
-    "counted",
     "exact",
     "interval",
     "percent",
@@ -110,11 +109,6 @@ def interval(low: float, high: float, form: Callable[[float], str] = rounded) ->
     return f"{form(low)} to {form(high)}"
 
 
-def counted(count: int, what: str) -> str:
-    """(1, 'probe text') → '1 probe text', (2, 'probe text') → '2 probe texts'."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
 def times(ratio: float) -> str:
     """1.99225 → '1.99×'."""
     return f"{ratio:.2f}×"
@@ -139,8 +133,8 @@ def axis_percent(share: float) -> str:
 
 
 def axis_tokens(value: float) -> str:
-    """A context length: 1024 → '1k', 300 → '300'."""
+    """A context length, as vLLM reads one: 1024 → '1K', 300 → '300'."""
     tokens = round(value)
     if tokens >= 1024 and tokens % 1024 == 0:
-        return f"{tokens // 1024}k"
+        return f"{tokens // 1024}K"
     return f"{tokens:,}"

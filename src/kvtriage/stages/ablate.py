@@ -14,6 +14,7 @@ import msgspec
 
 from kvtriage import __version__
 from kvtriage.engines.base import Arm, Engine, EngineInfo, Session, TakesLoad
+from kvtriage.engines.beginnings import count_read, cut_where_alike
 from kvtriage.errors import StudyError
 from kvtriage.records.evidence import Conditions, Evidence, Stop
 from kvtriage.records.pairing import BASELINE, Item
@@ -55,9 +56,13 @@ class ArmCost:
     """Tokens of decode steps, over all sequences."""
 
 
-def cost_arm(plan: Plan, items: Sequence[TaskItem], role: str) -> ArmCost:
-    """What an arm of this role costs; one that shares another's trials (`same_as`) costs nothing."""
-    scored = sum(len(item.request.token_ids) + item.continued for item in items)
+def cost_arm(plan: Plan, items: Sequence[TaskItem], role: str, *, read_once: bool = False) -> ArmCost:
+    """What an arm of this role costs; one that shares another's trials (`same_as`) costs nothing.
+
+    `read_once`: on an engine that reads once what the texts of one look begin with, see `EngineInfo.reads_once`.
+    """
+    looks = deal_looks(items, plan.study.looks if read_once else 1)
+    scored = sum(_read_tokens(look, read_once) for look in looks) + sum(item.continued for item in items)
     if role not in TIMED_ROLES:
         return ArmCost(scored, 0)
     continued = [item for item in items if item.continued and role == "baseline"]
@@ -69,6 +74,11 @@ def cost_arm(plan: Plan, items: Sequence[TaskItem], role: str) -> ArmCost:
         scored + read + first.batch * first.context_len + sum(count * length for count, length in work),
         written + first.batch * (WARM_UP_TOKENS - 1) + steps,
     )
+
+
+def _read_tokens(items: Sequence[TaskItem], read_once: bool) -> int:
+    requests = [item.request for item in items]
+    return count_read(cut_where_alike(requests) if read_once else requests)
 
 
 def _sequences(work: Work) -> int:

@@ -58,6 +58,7 @@ def calibrate(plan: Plan, split: Split, engine: Engine, report: Reporter, inputs
         sub_octave_v=bound.v,
         calibration_items=tuple(item.item_id for item in split.calibration),
         calibration_tokens=stats.tokens,
+        compute_dtype=engine.info().compute_dtype,
         held_out=tuple(row for scaling, found in held_out.items() for row in _held_out_rows(scaling, found)),
         position_edges=edges,
         sweep=tuple(_sweep(stats)),

@@ -1,19 +1,21 @@
 """In which order arms and items are measured: items go round the arms, or each arm goes through all items.
 
 Items go round where changing arms is cheap: what is there after a kill is paired, and slow drifts of
-the machine hit all arms alike. An engine that reads several texts at once takes several items, each through
-all arms; trials come in the order of the items all the same. Arms on machines of their own may read an item all
-at once. Where an arm is a server that takes minutes to start, each is opened once and goes through everything.
+the machine hit all arms alike. Items whose texts begin alike come one after the other, so that an engine can read
+what they share once. An engine that reads several texts at once takes several items, each through all arms; trials
+come in the same order all the same. Arms on machines of their own may read an item all at once. Where an arm is a
+server that takes minutes to start, each is opened once and goes through everything.
 BF16 comes first; what it says of each scored position is kept, for all others are measured against it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from kvtriage.engines.base import Arm, Engine, ScoreResponse, Session
+from kvtriage.engines.beginnings import cut_where_alike, order_alike
 from kvtriage.engines.side_by_side import read_each
 from kvtriage.records.trials import ContinuationTrial, ScoreTrial
 from kvtriage.stages.measuring import Measuring, Work, work_to_time
@@ -70,7 +72,7 @@ def _score_items(run: Measuring, items: Sequence[TaskItem], arms: Sequence[Arm],
     baseline, *others = arms
     pending = {arm.name: {_key(item) for item in run.unscored(items, arm)} for arm in arms}
     asked = []
-    for item in items:
+    for item in _cut(items):
         missing = tuple(arm for arm in others if _key(item) in pending[arm.name])
         with_baseline = _key(item) in pending[baseline.name]
         if missing or with_baseline:
@@ -85,6 +87,12 @@ def _score_items(run: Measuring, items: Sequence[TaskItem], arms: Sequence[Arm],
     requests = [one.item.request for one in asked]
     read_each(run.engine, requests, lambda engine, number: _score_item(run, engine, asked[number], across), add)
     run.report("scoring items", len(items), len(items))
+
+
+def _cut(items: Sequence[TaskItem]) -> list[TaskItem]:
+    """The items as they are read: cut where others go on alike, whether or not these have their trials already."""
+    requests = cut_where_alike([item.request for item in items])
+    return [replace(items[number], request=requests[number]) for number in order_alike(requests)]
 
 
 def _score_item(

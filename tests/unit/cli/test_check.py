@@ -165,10 +165,22 @@ def test_a_server_is_started_on_the_checkpoint(
     assert "server check: ready after" in captured.err
 
 
+def test_its_server_has_the_variables_that_are_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]), prepend=os.pathsep)
+    folder = make_checkpoint(tmp_path / "m", of_layers(), PER_TENSOR)
+    words = ["--engine", "vllm", "--vllm-command", f"{sys.executable} -m {program.__name__} serve"]
+    assert main(["check", str(folder), *words, "--server-env", 'FAKE_FAULTS={"start": "dies"}']) == 4
+    assert "this model is broken" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ["--url", "http://127.0.0.1:1"],
+        ["--server-env", "A=1"],
+        ["--engine", "vllm", "--url", "http://127.0.0.1:1", "--server-env", "A=1"],
         ["--engine", "vllm", "--url", "http://127.0.0.1:1", "--vllm-command", "vllm serve"],
     ],
 )

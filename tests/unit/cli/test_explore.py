@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from kvtriage.cli import explore
 from kvtriage.cli.main import main
+from kvtriage.kvcache.policy import Scaling
+from kvtriage.kvcache.support.gpus import find_gpu
 from tests.unit.explore.subjects import write_case
 from tests.unit.report.cases import smollm_like
 
@@ -63,6 +66,13 @@ def test_a_model_is_explored_until_ctrl_c(tmp_path: Path) -> None:
     assert process.returncode == 0
     assert talk.splitlines()[-1] == "stopped"
     assert "Traceback" not in talk
+
+
+@pytest.mark.parametrize(("gpu", "scaling"), [(None, "per_head"), ("h100", "per_head"), ("l4", "per_tensor")])
+def test_the_page_starts_with_a_scaling_that_the_gpu_takes(tmp_path: Path, gpu: str | None, scaling: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    explored = explore._explored(str(tmp_path), None, None if gpu is None else find_gpu(gpu))
+    assert explored.subject().scaling is Scaling(scaling)
 
 
 def test_a_case_is_explored_while_somebody_else_holds_it(tmp_path: Path) -> None:

@@ -1,25 +1,41 @@
-"""--memory-bound: reaches the embedded engine, says so, and is refused where it means nothing."""
+"""--memory-bound and --compute-dtype: reach the embedded engine, say so, and are refused where they mean nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from kvtriage.cli.main import main
 from kvtriage.cli.options import Machine
 from kvtriage.cli.servers import choose_wiring
-from kvtriage.engines.embedded import bounded
+from kvtriage.engines.base import EngineInfo
+from kvtriage.engines.embedded import bounded, linear
+from kvtriage.errors import ModelError, StudyError, UnsupportedModel
 from kvtriage.records.study import Study
 from tests.unit.engines import tiny
 
 
-def backend(folder: Path, bound: int | None) -> str:
+def opened(folder: Path, bound: int | None, *, spoil: Callable[[Path], object] = str, **how: Any) -> EngineInfo:
     spec = tiny.save(tiny.llama(), folder)
-    wiring = choose_wiring(None, Machine(None, 1, False, None, bound), None, Study())()
-    options = {"numerics": "storage", "device": "cpu", "threads": 1, "trust_remote_code": False}
-    with wiring.open_engine(folder, spec, **options) as engine:  # type: ignore[arg-type]
-        return engine.info().backend
+    spoil(folder)
+    wiring = choose_wiring(None, Machine(None, 1, False, None, bound, **how), None, Study())()
+    options: dict[str, Any] = {"numerics": "storage", "device": "cpu", "threads": 1, "trust_remote_code": False}
+    with wiring.open_engine(folder, spec, **options) as engine:
+        return engine.info()
+
+
+def backend(folder: Path, bound: int | None) -> str:
+    return opened(folder, bound).backend
+
+
+def join_projections(folder: Path) -> None:
+    """Names that no model of transformers has."""
+    file = folder / "model.safetensors"
+    save_file({name.replace("q_proj", "wq"): tensor for name, tensor in load_file(file).items()}, file)
 
 
 def test_a_bound_streams_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,10 +53,41 @@ def test_a_model_that_does_not_fit_streams_by_itself(tmp_path: Path, monkeypatch
     assert "layers streamed" in backend(tmp_path, None)
 
 
+def test_an_engine_that_only_calibrates_streams_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    info = opened(tmp_path, None, only_calibrates=True)
+    assert "layers streamed" in info.backend
+    assert info.compute_dtype == "float32"
+    assert capsys.readouterr().err.endswith("engine: layers are streamed from disk one at a time\n")
+
+
+def test_where_layers_cannot_be_streamed_the_model_is_held(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ModelError, match="the weights lack"):
+        opened(tmp_path, None, spoil=join_projections, only_calibrates=True)
+    assert "engine: the model is held in memory, because the checkpoint does not name" in capsys.readouterr().err
+    for how in ({"bound": 64 << 30}, {"bound": None, "compute_dtype": "bfloat16"}):
+        with pytest.raises(UnsupportedModel, match="does not name its weights as the model does"):
+            opened(tmp_path, spoil=join_projections, only_calibrates=True, **how)
+
+
+def test_products_in_bf16_are_said_where_they_are_slow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "has_bf16_products", lambda: False)
+    assert opened(tmp_path, None, only_calibrates=True, compute_dtype="bfloat16").compute_dtype == "bfloat16"
+    assert "no products in bfloat16" in capsys.readouterr().err
+
+
+def test_bf16_needs_a_bound_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded, "available_bytes", lambda: None)
+    with pytest.raises(StudyError, match="whose memory is known"):
+        opened(tmp_path, None, only_calibrates=True, compute_dtype="bfloat16")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["--memory-bound", "4GiB", "--engine", "vllm"], "--memory-bound is for the embedded engine"),
+        (["--compute-dtype", "bfloat16", "--engine", "vllm"], "--compute-dtype is for the embedded engine"),
         (["--memory-bound", "much"], "'much' is not an amount of memory"),
     ],
 )

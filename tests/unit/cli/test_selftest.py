@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtriage.cli import selftest
 from kvtriage.cli.main import main
-from kvtriage.cli.selftest import Check, Status, render_checks
+from kvtriage.cli.selftest import installed, machine
+from kvtriage.cli.selftest.checks import Check, Status, render_checks
 from kvtriage.engines.embedded import selfcheck
 
 
@@ -29,7 +29,7 @@ def test_a_whole_installation_passes(capsys: pytest.CaptureFixture[str]) -> None
 )
 def test_who_decodes_is_told(monkeypatch: pytest.MonkeyPatch, error: float | None, status: Status) -> None:
     monkeypatch.setattr(selfcheck, "check_decode", lambda: selfcheck.DecodeCheck("somebody", error))
-    check = selftest._compare_decode()
+    check = machine.compare_decode()
     assert check.status is status
     assert "somebody" in check.found
     assert bool(check.remedy) is (status is not Status.OK)
@@ -66,7 +66,7 @@ def test_an_engine_without_torch_does_not_start(
 )
 def test_versions_are_compared_as_numbers(monkeypatch: pytest.MonkeyPatch, found: str, status: Status) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: found)
-    assert selftest._check_distribution("torch", (2, 6)).status is status
+    assert installed.check_distribution("torch", (2, 6)).status is status
 
 
 @pytest.mark.parametrize(("returncode", "status"), [(0, Status.OK), (1, Status.MISSING), (-11, Status.MISSING)])
@@ -75,19 +75,19 @@ def test_a_companion_of_another_torch_is_found_out(
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1")
     monkeypatch.setattr(subprocess, "run", lambda *args, **kw: subprocess.CompletedProcess(args, returncode))
-    check = selftest._check_companion("torchvision")
+    check = installed.check_companion("torchvision")
     assert check.status is status
     assert check.remedy == ("" if status is Status.OK else "pip uninstall torchvision")
 
 
 def test_too_little_memory_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selftest, "_available_memory_bytes", lambda: 1 << 30)
-    assert selftest._check_memory().status is Status.MISSING
+    monkeypatch.setattr(machine, "available_bytes", lambda: 1 << 30)
+    assert machine.check_memory().status is Status.MISSING
 
 
 def test_a_cache_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVTRIAGE_CACHE", "/proc/nothing")
-    (check,) = selftest._check_cache()
+    (check,) = machine.check_cache()
     assert check.status is Status.MISSING
     assert "KVTRIAGE_CACHE" in check.remedy
 
@@ -114,7 +114,7 @@ def test_servers_need_two_things_that_the_main_job_does_not(
 @pytest.mark.parametrize(("found", "status"), [("3.9.5", Status.OPTIONAL), ("3.10.0", Status.OK), ("4.0", Status.OK)])
 def test_an_old_aiohttp_is_told(monkeypatch: pytest.MonkeyPatch, found: str, status: Status) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: found)
-    assert selftest._check_http().status is status
+    assert installed.check_http().status is status
 
 
 def test_the_command_of_vllm_is_found_and_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_the_command_of_vllm_is_found_and_not_run(monkeypatch: pytest.MonkeyPatc
     command.write_text("#!/bin/sh\ntouch $0.ran\n")
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert selftest._check_vllm() == Check("vllm command", Status.OK, str(command))
+    assert installed.check_vllm() == Check("vllm command", Status.OK, str(command))
     assert not (tmp_path / "vllm.ran").exists()
 
 

@@ -119,6 +119,7 @@ def test_variables_are_shown_and_stand_in_the_conditions(tmp_path: Path, spec: C
         ("VLLM_KV_CACHE_LAYOUT", "not of the form NAME=VALUE"),
         ("a-b=s3cret", "not of the form NAME=VALUE"),
         ("PYTHONPATH=s3cret", "set by kvtriage itself"),
+        ("KVTRIAGE_CPU_NATIVE_DTYPE=s3cret", "set by kvtriage itself"),
         ("HF_TOKEN=s3cret", "may hold a secret"),
         ("VLLM_API_KEY=s3cret", "may hold a secret"),
         ("APIKEY_FILE=s3cret", "may hold a secret"),

@@ -56,14 +56,25 @@ def test_a_hub_id_is_fetched_without_code_or_pickles(tmp_path: Path, monkeypatch
     assert not any(pattern.endswith((".py", ".bin", "*")) and pattern != "tokenizer*" for pattern in patterns)
 
 
-def test_a_hub_that_does_not_answer_is_a_model_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (ConnectionError("no route to the hub.\nmore lines"), "no route to the hub"),
+        (OSError("Got: ConnectError: [Errno -2] Name or service not known\nmore"), "Name or service not known"),
+        (ConnectionError(), "ConnectionError"),
+        (ConnectionError("Got: ConnectError: \nmore"), "ConnectionError"),
+    ],
+)
+def test_a_hub_that_does_not_answer_is_a_model_error(
+    error: Exception, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def snapshot_download(repo_id: str, **options: object) -> str:
-        raise ConnectionError("no route to the hub.\nmore lines")
+        raise error
 
     hub = ModuleType("huggingface_hub")
     hub.snapshot_download = snapshot_download  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-    with pytest.raises(ModelError, match=r"did not deliver it: no route to the hub$"):
+    with pytest.raises(ModelError, match=rf"did not deliver it: {says}$"):
         resolve_model("org/model-1B", _silent)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ModelError, match="hub ids need huggingface_hub"):
@@ -82,7 +93,7 @@ def test_without_a_network_a_hub_id_is_refused_at_once(tmp_path: Path) -> None:
         timeout=15,
     )
     assert done.returncode == 2
-    assert "there is no folder org/model-1B, and the hub did not deliver it" in done.stderr
+    assert "there is no folder org/model-1B, and the hub did not deliver it: Connection refused" in done.stderr
 
 
 def test_data_is_named_absolutely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from kvtriage.cli.terminal import one_line, open_progress, peak_memory_bytes, print_error, say, stage
+from kvtriage.cli.terminal import one_line, open_progress, print_error, say, stage
 from kvtriage.errors import KvtriageError
 
 
@@ -31,13 +31,6 @@ def test_a_stage_that_fails_says_nothing(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(ZeroDivisionError), stage("calibrate"):
         _ = 1 / 0
     assert capsys.readouterr().err == ""
-
-
-def test_the_peak_follows_what_is_held() -> None:
-    before = peak_memory_bytes()
-    held = bytearray(b"x") * (64 << 20)
-    assert peak_memory_bytes() >= before
-    assert peak_memory_bytes() > len(held)
 
 
 def test_on_a_terminal_progress_is_drawn_and_wiped(

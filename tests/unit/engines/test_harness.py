@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from kvtriage.engines.base import Applied, Generation, ScoreRequest, ScoreResponse
+from kvtriage.engines.fake import FakeEngine
 from kvtriage.engines.remembering import Remembering
 from kvtriage.errors import DataError, StudyError
 from kvtriage.records.answers import Answer
+from tests.unit.stages.fake_case import hybrid
 from tests.unit.tasks.texts import FakeDistribution
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is the extra lm-eval")
@@ -70,7 +72,10 @@ def model(session: Parrot, max_model_len: int = 32, tokenizer: Letters | None = 
 
 def remembering(session: Parrot) -> Remembering:
     answers: list[Answer] = []
-    return Remembering(lambda: contextlib.nullcontext(session), "bf16", "conditions", (), answers.append)
+    engine = FakeEngine(hybrid())
+    return Remembering(
+        engine, lambda _engine: contextlib.nullcontext(session), "bf16", "conditions", (), answers.append
+    )
 
 
 def asked(*args: object) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -12,9 +12,11 @@ import msgspec
 import pytest
 
 from kvtriage.engines.base import Applied, Generation, ScoreRequest, ScoreResponse, Session
+from kvtriage.engines.fake import FakeEngine
 from kvtriage.engines.remembering import Remembering
 from kvtriage.errors import CaseError
 from kvtriage.records.answers import Answer, Written, digest_of
+from tests.unit.stages.fake_case import hybrid
 from tests.unit.tasks.texts import FakeDistribution
 
 
@@ -43,13 +45,29 @@ class Counting:
         return Generation(((1,) * new_tokens,), 0.0, (), None, (0,))
 
 
+def quiet(_done: int, _total: int) -> None:
+    """Nobody is watching."""
+
+
+def remembering(
+    session: Counting,
+    known: Sequence[Answer],
+    sink: Callable[[Answer], None],
+    arm: str = "bf16",
+    conditions: str = "c",
+) -> Remembering:
+    """On an engine that reads one text after another."""
+    return Remembering(FakeEngine(hybrid()), lambda _engine: session.open(), arm, conditions, known, sink)
+
+
 def told(session: Counting, known: Sequence[Answer] = (), arm: str = "bf16", conditions: str = "c") -> list[Answer]:
     """What reaches the sink, as a file gives it back."""
     kept: list[Answer] = []
-    with Remembering(session.open, arm, conditions, known, kept.append) as one:
-        assert (one.likelihood((5, 7, 7), 2).nats, one.likelihood((5, 7, 7), 2).greedy) == (-2 / 3, True)
-        assert one.likelihood((5, 7, 7), 1).nats == -1 / 3
-        assert one.written((5, 7, 7), 2).token_ids == (1, 1)
+    with remembering(session, known, kept.append, arm, conditions) as one:
+        both = one.likelihoods([((5, 7, 7), 2), ((5, 7, 7), 1), ((5, 7, 7), 2)], quiet)
+        assert [(answer.nats, answer.greedy) for answer in both] == [(-2 / 3, True), (-1 / 3, True), (-2 / 3, True)]
+        assert one.likelihoods([((5, 7, 7), 2)], quiet) == both[:1]
+        assert [answer.token_ids for answer in one.written([((5, 7, 7), 2)] * 2, quiet)] == [(1, 1)] * 2
     return [msgspec.json.decode(msgspec.json.encode(answer), type=Answer) for answer in kept]
 
 
@@ -69,16 +87,16 @@ def test_answers_of_another_arm_or_engine_are_none(other: dict[str, str]) -> Non
 
 def test_an_answer_that_json_cannot_hold_is_asked_for_again() -> None:
     session, kept = Counting(nll=math.inf), list[Answer]()
-    with Remembering(session.open, "bf16", "c", (), kept.append) as one:
-        assert one.likelihood((5, 7), 1).nats == one.likelihood((5, 7), 1).nats == -math.inf
+    with remembering(session, (), kept.append) as one:
+        assert [one.likelihoods([((5, 7), 1)], quiet)[0].nats for _ in range(2)] == [-math.inf] * 2
     assert (len(session.asked), kept) == (2, [])
 
 
 @pytest.mark.parametrize("ids", [(), (1,), (1, 1, 1), (1, -1), (1, 2**40)])
 def test_a_written_answer_that_was_edited_is_refused(ids: tuple[int, ...]) -> None:
     edited = Written(arm="bf16", asked=digest_of((5, 7), 2), conditions="c", token_ids=ids)
-    with Remembering(Counting().open, "bf16", "c", [edited], print) as one, pytest.raises(CaseError, match="no tokens"):
-        one.written((5, 7), 2)
+    with remembering(Counting(), [edited], print) as one, pytest.raises(CaseError, match="no tokens"):
+        one.written([((5, 7), 2)], quiet)
 
 
 def test_texts_that_only_look_alike_are_told_apart() -> None:

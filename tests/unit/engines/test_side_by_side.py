@@ -23,6 +23,11 @@ def nobody_is_left() -> Iterator[None]:
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("kvtriage-")]
 
 
+def alone(count: int) -> list[range]:
+    """Each piece by itself."""
+    return [range(number, number + 1) for number in range(count)]
+
+
 def until(stopped: threading.Event) -> None:
     """Long work that looks now and then whether it is still wanted."""
     if stopped.wait(PATIENCE_S):
@@ -40,7 +45,9 @@ def test_results_come_in_the_order_of_the_pieces(workers: int) -> None:
             yield f"{number}{part}"
 
     told: list[tuple[int, str]] = []
-    side_by_side(range(workers), work, 7, lambda number, result: told.append((number, result)), threading.Event())
+    side_by_side(
+        range(workers), work, alone(7), lambda number, result: told.append((number, result)), threading.Event()
+    )
     assert told == [(number, f"{number}{part}") for number in range(7) for part in "ab"]
 
 
@@ -52,7 +59,7 @@ def test_each_worker_has_a_thread_and_both_work_at_once() -> None:
         yield worker, threading.current_thread().name
 
     told: set[tuple[str, str]] = set()
-    side_by_side(["one", "two"], work, 2, lambda _, result: told.add(result), threading.Event())
+    side_by_side(["one", "two"], work, alone(2), lambda _, result: told.add(result), threading.Event())
     assert {worker for worker, _ in told} == {"one", "two"}
     assert len({name for _, name in told}) == 2
 
@@ -70,7 +77,7 @@ def test_the_first_piece_is_told_while_it_goes_on() -> None:
         told.append(result)
         heard.set()
 
-    side_by_side([0, 1], work, 2, sink, threading.Event())
+    side_by_side([0, 1], work, alone(2), sink, threading.Event())
     assert told == [False, True, False, True]
 
 
@@ -86,7 +93,7 @@ def test_nobody_runs_far_ahead() -> None:
         if number > 3:
             enough.set()
 
-    side_by_side([0, 1], work, 9, lambda number, result: None, threading.Event())
+    side_by_side([0, 1], work, alone(9), lambda number, result: None, threading.Event())
     assert begun[:4] == [0, 1, 2, 3]
     assert begun[-1] == 8
 
@@ -102,7 +109,7 @@ def test_the_first_error_ends_all_and_is_raised() -> None:
 
     told: list[int] = []
     with pytest.raises(ValueError, match="the second text"):
-        side_by_side([0, 1], work, 5, lambda number, result: told.append(result), stopped)
+        side_by_side([0, 1], work, alone(5), lambda number, result: told.append(result), stopped)
     assert told in ([], [0]), "an error does not wait for its turn"
 
 
@@ -117,7 +124,7 @@ def test_what_the_sink_raises_ends_all() -> None:
         raise OSError("no space left")
 
     with pytest.raises(OSError, match="no space left"):
-        side_by_side([0, 1], work, 5, full, stopped)
+        side_by_side([0, 1], work, alone(5), full, stopped)
 
 
 def test_ctrl_c_is_heard_while_all_wait_for_the_workers() -> None:
@@ -130,7 +137,7 @@ def test_ctrl_c_is_heard_while_all_wait_for_the_workers() -> None:
         yield number
 
     with pytest.raises(KeyboardInterrupt):
-        side_by_side([0, 1], work, 2, lambda number, result: None, stopped)
+        side_by_side([0, 1], work, alone(2), lambda number, result: None, stopped)
 
 
 def test_an_engine_that_reads_one_text_at_a_time_works_here() -> None:

@@ -14,6 +14,7 @@ from kvtriage.kvcache.policy import Scaling
 from kvtriage.records.latency import itl_line, longest_timed
 from kvtriage.records.pairing import Trials
 from kvtriage.stages.wording import format_interval
+from kvtriage.stats.lines import Line
 from kvtriage.units import format_seconds
 from tests.unit.explore.subjects import measured
 from tests.unit.report.cases import gemma_like, without_arms
@@ -36,7 +37,15 @@ def test_a_timed_policy_is_told_by_its_own_line() -> None:
     assert found.arms[0].itl_s == pytest.approx(line.at(800))
     band = line.band_at(800, 0.95)
     assert band is not None
-    assert found.arms[0].text == format_interval(line.at(800), max(0, band[0]), band[1], format_seconds)
+    assert found.arms[0].text == format_interval(line.at(800), *band, format_seconds)
+
+
+def test_no_token_takes_less_than_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, _ = timed()
+    monkeypatch.setattr(Line, "band_at", lambda _self, _at, _confidence: (-0.2, 1.1))
+    found = expect_latency(subject, policy_of(subject, (), Scaling.UNIT), Scaling.UNIT, 800)
+    assert found is not None
+    assert found.text.endswith(" ms (up to 1.1 s)")
 
 
 def test_another_policy_lies_between_two_lines() -> None:

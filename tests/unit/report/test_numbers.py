@@ -36,7 +36,7 @@ def test_signs_and_settings() -> None:
 
 
 def test_ticks() -> None:
-    assert [axis_tokens(value) for value in (128, 1024, 32_768, 1500)] == ["128", "1k", "32k", "1,500"]
+    assert [axis_tokens(value) for value in (128, 1024, 32_768, 1500)] == ["128", "1K", "32K", "1,500"]
     assert [axis_number(value) for value in (0, 0.025, 500, 25_000, 2.5e6, -0.05)] == [
         "0", "0.025", "500", "25k", "2.5M", "−0.05",
     ]  # fmt: skip

@@ -19,6 +19,7 @@ from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.records.evidence import ArmRecord
 from kvtriage.records.trials import CapacityTrial, PoolTrial, ScoreTrial, TimingTrial, Trial
 from kvtriage.stages.ablate import ArmCost, cost_arm, design_arms
+from kvtriage.tasks.base import TaskItem
 from tests.unit.stages.fake_case import STUDY, FakeCase, hybrid, uniform
 
 
@@ -339,3 +340,15 @@ def test_the_cost_counts_what_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
         if arm.same_as is None:
             found = ArmCost(spent[arm.name, "read"], spent[arm.name, "decoded"])
             assert found == cost_arm(case.plan, case.items, arm.role), arm.name
+
+
+def test_what_texts_share_is_priced_once_where_an_engine_reads_it_once() -> None:
+    ids = tuple(range(512))
+    tokens = {"text": ids, "needle": (*ids[:300], *reversed(ids[300:])), "alone": tuple(reversed(ids))}
+    items = [TaskItem("text", 512, ScoreRequest(name, token_ids, 480)) for name, token_ids in tokens.items()]
+    plan = FakeCase().plan
+    whole, once = (cost_arm(plan, items, "noise", read_once=read_once) for read_once in (False, True))
+    assert (whole.read_tokens, once.read_tokens) == (3 * 512, 3 * 512 - 256)
+    assert whole.decoded_tokens == once.decoded_tokens == 0
+    looks = msgspec.structs.replace(plan, study=msgspec.structs.replace(plan.study, looks=3))
+    assert cost_arm(looks, items, "noise", read_once=True) == whole, "no look has two of them"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvtriage.errors import DataError
-from kvtriage.fp8.stats import KVStats
+from kvtriage.fp8.stats import HeldOut, KVStats
 from kvtriage.stages.calibrate import position_edges
 from tests.unit.stages.fake_case import STUDY, FakeCase, uniform
 
@@ -63,6 +63,24 @@ def test_a_range_that_still_grows_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert any("still grows with position in K of layer 3" in text for text in warnings)
     assert any(text.endswith("given the scale of its tensor: V head 0 of layer 1") for text in warnings)
     assert any("beyond E4M3's 448 at scale 1: K of layer 3 (900)" in text for text in warnings)
+
+
+def test_heads_that_saturate_on_other_text_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = FakeCase()
+    check = type(case.engine).check_scales
+
+    def saturating(*args: object) -> list[HeldOut]:
+        found: list[HeldOut] = check(*args)  # type: ignore[arg-type]
+        return [
+            dataclasses.replace(each, shares=(dataclasses.replace(each.shares[0], saturated=0.5), *each.shares[1:]))
+            for each in found
+        ]
+
+    assert not any("not calibrated on" in text for text in case.calibrate().warnings)
+    monkeypatch.setattr(type(case.engine), "check_scales", saturating)
+    assert any(
+        "heads saturate on text not calibrated on; worst is K of layer 0" in t for t in case.calibrate().warnings
+    )
 
 
 @pytest.mark.parametrize(("tokens", "edges"), [

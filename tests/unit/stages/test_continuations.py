@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvtriage.engines import beginnings
 from kvtriage.engines.base import Arm, Generation, ScoreRequest, ScoreResponse
 from kvtriage.errors import CaseError, StudyError
 from kvtriage.kvcache.policy import CachePolicy
@@ -51,6 +53,31 @@ def test_arms_read_the_text_with_what_was_written_behind_it(monkeypatch: pytest.
     evidence, _ = made.ablate()
     own = sum(arm.same_as is None for arm in evidence.arms)
     assert lengths == {64: 3 * own, 128: 3 * own, 104: 2 * own, 168: 2 * own}
+
+
+def test_a_continuation_begins_as_its_text_and_is_cut_there_after_a_kill_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a text is cut does not depend on what is there already, so neither does any score."""
+    monkeypatch.setattr(beginnings, "PIECE_TOKENS", 16)
+    made = case()
+    with made.engine.open(_native(made)) as session:
+        kind: Any = type(session)
+    score: Callable[..., ScoreResponse] = kind.score
+    asked: list[ScoreRequest] = []
+
+    def seen(session: Any, request: ScoreRequest) -> ScoreResponse:
+        asked.append(request)
+        return score(session, request)
+
+    monkeypatch.setattr(kind, "score", seen)
+    _, trials = made.ablate()
+    cuts = {request.item_id: request.cuts for request in asked}
+    assert Counter(cuts.values()) == {(32,): 4, (32, 48): 2, (32, 48, 96): 4}
+    assert [len(begun) for begun, _ in itertools.groupby(request.token_ids[:32] for request in asked)] == [32] * 3
+    for kept in (1, len(trials) // 3, len(trials) // 2):
+        asked.clear()
+        made.ablate(done=trials[:kept])
+        assert asked
+        assert all(request.cuts == cuts[request.item_id] for request in asked)
 
 
 @pytest.mark.parametrize("dear", [False, True])

@@ -280,3 +280,46 @@ def test_what_a_server_cannot_show_is_a_caveat(changes: dict[str, object], said:
     caveats = " ".join(verdict.caveats)
     assert said in caveats
     assert not_said not in caveats
+
+
+def test_where_no_harm_is_shown_it_says_which_would_have_been() -> None:
+    """NLL goes up for one text and down for the next, and answers are as likely as before."""
+    case = replace(Case(), items=16, needle=dict.fromkeys(Case().kl, 0.0))
+    trials = []
+    for trial in case.trials():
+        if isinstance(trial, ScoreTrial) and trial.task == "text" and trial.arm.startswith("fp8"):
+            nll, kl = trial.metrics["nll"], trial.metrics["kl"]
+            assert nll is not None
+            assert kl is not None
+            up = 1 if int(trial.item_id.rpartition("-")[2]) % 2 else -1
+            trial = msgspec.structs.replace(trial, metrics={**trial.metrics, "nll": nll - kl + 0.01 * up})
+        trials.append(trial)
+    assert "Within the margins harm is shown for NLL" in said(case.decide())
+    assert re.search(
+        r"No harm is shown; an increase of NLL by 0\.0\d+ would be, 80 % of the time", said(case.decide(trials))
+    )
+
+
+def test_what_servers_do_otherwise_stands_in_the_caveats() -> None:
+    conditions: dict[str, str | bool] = {
+        "scoring": "echo_text",
+        "rounding": "towards zero",
+        "mixed_backends": True,
+        "readback": "config",
+    }
+    told = said(replace(Case(), conditions=conditions).decide())
+    for sentence in (
+        "tokens that read alike were not told apart",
+        "rounds to E4M3 towards zero, and GPUs round to nearest",
+        "Arms on other attention backends than BF16's were allowed",
+        "Scales could not be read back",
+    ):
+        assert sentence in told
+        assert sentence not in said(Case().decide())
+
+
+def test_without_likelihoods_no_number_of_items_is_asked_for() -> None:
+    few = replace(Case(), items=2)
+    assert "Set items_per_bucket" in few.decide().next_step
+    told = replace(few, conditions={"scoring": "generated"}).decide().next_step
+    assert told.startswith("Measure the arms on servers that give the likelihoods of a prompt")

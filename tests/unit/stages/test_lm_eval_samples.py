@@ -33,7 +33,7 @@ def test_conditions_are_what_must_be_equal_and_addresses_are_only_told() -> None
     assert not entry.told.keys() & entry.conditions.keys()
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, None, "no", [1.0, 2]])
+@pytest.mark.parametrize("value", [math.nan, math.inf, None, "no", [1.0, 2], 10**400])
 def test_what_is_no_number_is_unscored_and_not_zero(value: object) -> None:
     (entry,) = read([sample(0, 1.0), sample(1, value)])
     assert [item.value for item in entry.items] == [1.0, None]
@@ -64,6 +64,11 @@ def test_a_sample_that_lacks_something_is_refused_by_name(key: str) -> None:
     broken = {name: value for name, value in sample(0, 1.0).items() if name != key}
     with pytest.raises(DataError, match=f"sample 1 of there has no '{key}'"):
         read([broken])
+
+
+def test_metrics_that_are_no_list_are_refused() -> None:
+    with pytest.raises(DataError, match="'metrics' of sample 1 of there is not a list"):
+        read([{**sample(0, 1.0), "metrics": "acc"}])
 
 
 @pytest.mark.parametrize("results", [{"versions": {}}, {"versions": None}, {"versions": {"hellaswag": 1}}])

@@ -37,6 +37,13 @@ SUSPECT = 1
     "--engine-arg", "engine_args", multiple=True, metavar="ARG", help="An argument for the server. Repeatable."
 )
 @click.option(
+    "--server-env",
+    "variables",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A variable in the server's environment. Repeatable; no secrets.",
+)
+@click.option(
     "--start-timeout",
     type=WAIT,
     default=1800.0,
@@ -50,6 +57,7 @@ def check_command(
     url: str | None,
     vllm_command: str | None,
     engine_args: tuple[str, ...],
+    variables: tuple[str, ...],
     start_timeout: float,
 ) -> int:
     """Say which KV-cache scales a checkpoint holds, which are suspect, and what vLLM makes of them.
@@ -62,10 +70,13 @@ def check_command(
       kvtriage check ~/models/Llama-3.1-8B-FP8
       kvtriage check case/ --engine vllm
     """
-    if engine is None and (url is not None or vllm_command is not None or engine_args):
-        raise click.UsageError("--url, --vllm-command and --engine-arg are for --engine vllm")
-    if url is not None and (vllm_command is not None or engine_args):
-        raise click.UsageError("--url names a server that runs: --vllm-command and --engine-arg start one")
+    starts = vllm_command is not None or bool(engine_args or variables)
+    if engine is None and (url is not None or starts):
+        raise click.UsageError("--url, --vllm-command, --engine-arg and --server-env are for --engine vllm")
+    if url is not None and starts:
+        raise click.UsageError(
+            "--url names a server that runs: --vllm-command, --engine-arg and --server-env start one"
+        )
     checked = [*_checked(path)]
     if url is not None and len(checked) > 1:
         raise click.UsageError(f"--url is one server's, and {path} holds {len(checked)} checkpoints: name one of them")
@@ -73,8 +84,8 @@ def check_command(
     for one in checked:
         answer = one.answer
         if engine is not None:
-            live = check_live_scales(one, Servers(vllm_command, engine_args, (), start_timeout), url)
-            answer = answer.joined_by(live)
+            servers = Servers(vllm_command, engine_args, start_timeout_s=start_timeout, variables=variables)
+            answer = answer.joined_by(check_live_scales(one, servers, url))
         answers.append(answer)
         click.echo(msgspec.json.encode(answer).decode() if as_json else render_answer(answer))
     return SUSPECT if any(answer.status != "fine" for answer in answers) else 0

@@ -63,9 +63,10 @@ def _started(checked: Checked, spec: CacheSpec, servers: Servers) -> Iterator[Se
     from kvtriage.engines.vllm.fleet import interrogate
     from kvtriage.engines.vllm.recipe import make_recipe, read_command, read_engine_args
     from kvtriage.engines.vllm.server import Launch, launch
+    from kvtriage.engines.vllm.variables import read_variables
 
     command, words = read_command(servers.command), read_engine_args(servers.engine_args)
-    options = server_options(command, words, min(_LENGTH, spec.max_model_len))
+    options = server_options(command, words, min(_LENGTH, spec.max_model_len), read_variables(servers.variables))
     scaling = checked.held.declared.scaling or Scaling.PER_TENSOR
     arm = Arm("check", CachePolicy.fp8(spec.num_layers, scaling))
     recipe = make_recipe(arm, spec, str(checked.held.folder), options)

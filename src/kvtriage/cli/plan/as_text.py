@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
 from kvtriage.cli.plan.answer import PlanAnswer, Question, serve_words
 from kvtriage.cli.plan.engine_text import render_engine
 from kvtriage.cli.plan.paragraphs import bullet, indented, wrap
 from kvtriage.cli.plan.rows import announced, rank_lines
+from kvtriage.kvcache.layer_runs import layer_runs, write_runs
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.price import LayerPrice, Worksheet, price_layers
 from kvtriage.kvcache.spec import CacheSpec, IndexKeys, LayerKind, LayerSpec, SideCache, StateTensor
 from kvtriage.kvcache.support.backend_choice import Serving, pick_backend
 from kvtriage.kvcache.support.cautions import Severity
 from kvtriage.kvcache.support.findings import Finding
-from kvtriage.units import format_bytes, format_tokens
+from kvtriage.units import format_bytes, format_count, format_tokens
 
 __all__ = ["describe_layers", "render_plan"]
 
@@ -51,7 +51,7 @@ def render_plan(answer: PlanAnswer, *, in_full: bool = False) -> str:
 
 
 def _model_text(spec: CacheSpec) -> str:
-    lines = [f"{spec.model_type}: {_count(spec.num_layers, 'layer')} ({describe_layers(spec)})"]
+    lines = [f"{spec.model_type}: {format_count(spec.num_layers, 'layer')} ({describe_layers(spec)})"]
     geometries = {
         (layer.num_attention_heads, layer.num_kv_heads, layer.head_dim)
         for layer in spec.layers
@@ -59,12 +59,12 @@ def _model_text(spec: CacheSpec) -> str:
     }
     if len(geometries) == 1:
         num_attention_heads, num_kv_heads, head_dim = geometries.pop()
-        kv_heads = _count(num_kv_heads, "KV head")
-        lines.append(f"{_count(num_attention_heads, 'query head')}, {kv_heads}, head_dim {head_dim}")
+        kv_heads = format_count(num_kv_heads, "KV head")
+        lines.append(f"{format_count(num_attention_heads, 'query head')}, {kv_heads}, head_dim {head_dim}")
     elif geometries:
         lines.append("heads and head_dim differ between layers")
     if spec.draft_layers:
-        lines.append(f"a drafter of {_count(len(spec.draft_layers), 'layer')}, used where the engine speculates")
+        lines.append(f"a drafter of {format_count(len(spec.draft_layers), 'layer')}, used where the engine speculates")
     lines.append(f"contexts up to {format_tokens(spec.max_model_len)} tokens")
     return "\n".join(wrap(line) for line in lines)
 
@@ -185,19 +185,13 @@ def _row(label: str, count: str, held: str, positions: str, bf16: str, fp8: str,
 def _conclusion(policy: CachePolicy, worksheet: Worksheet) -> str:
     lines = [f"All BF16 takes {worksheet.ratio_vs_bf16:.3f} times as much as this policy."]
     if policy.skip_layers and not policy.is_native:
-        extra = worksheet.policy_bytes - worksheet.fp8_bytes
-        lines.append(
-            f"Keeping {_count(len(policy.skip_layers), 'layer')} in BF16 costs {format_bytes(extra)} over all FP8."
-        )
+        kept, extra = format_count(len(policy.skip_layers), "layer"), worksheet.policy_bytes - worksheet.fp8_bytes
+        lines.append(f"Keeping {kept} in BF16 costs {format_bytes(extra)} over all FP8.")
     if worksheet.scale_bytes:
         over = worksheet.scale_bytes_over_per_tensor
         compared = f", {over:,} more than per tensor" if over else ""
         lines.append(f"Scales take {worksheet.scale_bytes:,} bytes{compared}; they do not grow with the context.")
     return "\n".join(wrap(line) for line in lines)
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _line(answer: PlanAnswer) -> Iterator[str]:
@@ -249,7 +243,7 @@ def _serving_text(question: Question) -> str:
     lines = []
     if policy.skip_layers and not policy.is_native:
         noun = "layer" if len(policy.skip_layers) == 1 else "layers"
-        lines.append(wrap(f"In BF16: {noun} {_ranges(policy.skip_layers)}"))
+        lines.append(wrap(f"In BF16: {noun} {write_runs(layer_runs(policy.skip_layers))}"))
     lines.append("vllm serve, with a checkpoint that holds the scales:" if _reads_scales(question) else "vllm serve:")
     lines.append(indented(" ".join(serve_words(question))))
     if question.typed.layout is not None:
@@ -266,9 +260,3 @@ def _reads_scales(question: Question) -> bool:
         return True
     serving = Serving(backend=None if backend is None else backend.value, declared=question.declared)
     return not pick_backend(question.spec, policy, question.gpu, serving).computes_scales
-
-
-def _ranges(layers: Sequence[int]) -> str:
-    """(0, 5, 7, 8, 9) to '0, 5, 7-9'."""
-    runs = [[idx for _, idx in run] for _, run in groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])]
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

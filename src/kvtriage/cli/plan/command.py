@@ -36,7 +36,8 @@ TOLD = "the answer says why"
     "contexts",
     multiple=True,
     metavar="TOKENS",
-    help="Length of one sequence of the batch; repeat it, or separate by commas.  [default: --max-model-len]",
+    help="Length of one sequence of the batch, such as 32K (32,768; 32k is 32,000, as vLLM reads it); "
+    "repeat it, or separate by commas.  [default: --max-model-len]",
 )
 @click.option(
     "--skip", VLLM_SKIP, metavar="LAYERS", help="Layers kept in BF16: sliding_window, full_attention, or 0,5,7-9."
@@ -256,8 +257,9 @@ def _compare(model: str, asked: Asked, path: Path, form: str, *, says_policy: bo
 
 
 def _sweep(model: str, asked: Asked, sets: tuple[str, ...], svg: Path | None, form: str) -> int:
-    from kvtriage.cli.plan import sweep
+    from kvtriage.cli.plan import sweep_forms
     from kvtriage.cli.plan.plot import draw_svg
+    from kvtriage.cli.plan.sweep import run_sweep
 
     memories = parse_memories(asked.memories, asked.spelling.memory)
     config, hf_quant_config = load_model(model)
@@ -267,17 +269,17 @@ def _sweep(model: str, asked: Asked, sets: tuple[str, ...], svg: Path | None, fo
     if not memories:
         raise StudyError("--sweep needs the memory of the cache", hint="give --memory 16GiB, or a list of amounts")
     own = [parse_skip(text, question.spec, "--set") for text in sets]
-    found = sweep.run_sweep(question, own, memories)
+    found = run_sweep(question, own, memories)
     if svg is not None:
         with writing(svg):
-            write_atomic(svg, draw_svg(sweep.sweep_panels(found)).encode())
+            write_atomic(svg, draw_svg(sweep_forms.sweep_panels(found)).encode())
     match form:
         case "json":
-            click.echo(json.dumps(sweep.sweep_json(found), indent=2))
+            click.echo(json.dumps(sweep_forms.sweep_json(found), indent=2))
         case "markdown":
-            click.echo(sweep.render_sweep_markdown(found), nl=False)
+            click.echo(sweep_forms.render_sweep_markdown(found), nl=False)
         case _:
-            click.echo(sweep.render_sweep(found), nl=False)
+            click.echo(sweep_forms.render_sweep(found), nl=False)
     return 0
 
 

@@ -100,14 +100,28 @@ def _contexts(spec: CacheSpec, asked: Asked) -> tuple[int, ...]:
 def _scaling(
     spec: CacheSpec, skip: tuple[int, ...], gpu: Gpu | None, asked: Asked, declared: DeclaredCache
 ) -> tuple[str, tuple[str, ...]]:
-    """Per head unless something else was typed; per tensor where no backend of the GPU takes a scale for each head."""
-    typed = _typed_scaling(asked, declared)
+    """Per head unless something else was typed; per tensor where no backend there takes a scale for each head.
+
+    It is said, for both need a checkpoint that holds scales, and scales per head may have another backend chosen.
+    """
+    typed, backend = _typed_scaling(asked, declared), asked.engine.attention_backend
     if typed is not None:
         return typed, ()
-    plain = CachePolicy.fp8(spec.num_layers, Scaling.PER_TENSOR, skip)
-    if gpu is None or asked.engine.attention_backend is not None or pick_backend(spec, plain, gpu).serves_per_head:
-        return Scaling.PER_HEAD, ()
-    return Scaling.PER_TENSOR, (f"scaling = per_tensor (no backend on {gpu.title} takes a scale for each head here)",)
+    if backend not in (None, Backend.FLASH_ATTN):
+        return Scaling.PER_TENSOR, (f"scaling = per_tensor ({backend} takes no scale for each head)",)
+    because = "--scaling unit needs no checkpoint with scales"
+    if gpu is None:
+        return Scaling.PER_HEAD, (f"scaling = per_head ({because})",)
+    serving = Serving(backend=backend)
+    plain = pick_backend(spec, CachePolicy.fp8(spec.num_layers, Scaling.PER_TENSOR, skip), gpu, serving)
+    if not plain.serves_per_head:
+        return Scaling.PER_TENSOR, (
+            f"scaling = per_tensor (no backend on {gpu.title} takes a scale for each head here)",
+        )
+    per_head = pick_backend(spec, CachePolicy.fp8(spec.num_layers, Scaling.PER_HEAD, skip), gpu, serving)
+    if plain.name != per_head.name:
+        because += f"; unit and per_tensor get {plain.name} on {gpu.title}"
+    return Scaling.PER_HEAD, (f"scaling = per_head ({because})",)
 
 
 def _typed_scaling(asked: Asked, declared: DeclaredCache) -> str | None:

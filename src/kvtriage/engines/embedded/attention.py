@@ -36,6 +36,7 @@ __all__ = [
     "Attention",
     "AttentionCall",
     "RoundProbabilities",
+    "SeenEnough",
     "attend",
     "attention_function",
     "check_geometry",
@@ -66,9 +67,16 @@ class AttentionCall:
 
 
 class Attention(Protocol):
-    """What is done with the Q, K and V of a layer; gives the output, [B, H, n, Dv]."""
+    """What is done with the Q, K and V of a layer; gives the output, [B, H, n, Dv].
+
+    May raise `SeenEnough` in a pass of which nothing is predicted.
+    """
 
     def attend(self, call: AttentionCall) -> Tensor: ...
+
+
+class SeenEnough(Exception):
+    """Raised within a pass that nothing more is wanted of; it ends quietly."""
 
 
 def attention_function(

@@ -8,7 +8,8 @@ as long as the longest needs; what the others do not fill is asked of the system
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,13 @@ from torch import Tensor
 
 from kvtriage.engines.embedded.codec import Codec
 
-__all__ = ["LayerCache", "RaggedCache"]
+__all__ = ["LayerCache", "RaggedCache", "Write", "Writers"]
+
+Write = Callable[[Tensor, Tensor, npt.NDArray[np.int64]], None]
+"""(fresh [B, Hkv, 1, D], store [B, Hkv, slots, D], places [B]): each sequence's row to its place, as stored."""
+
+Writers = tuple[Write, Write]
+"""Of K and of V."""
 
 
 class LayerCache:
@@ -66,6 +73,21 @@ class LayerCache:
             return 0
         return self._k[:, :, : self.retained].nbytes + self._v[:, :, : self.retained].nbytes
 
+    def copy(self, capacity: int) -> LayerCache:
+        """The same positions in a store of its own, for contexts of up to `capacity` tokens, those seen included."""
+        twin = LayerCache(self.key, self.value, capacity, self.window_tokens)
+        twin._k, twin._v = (self._copied(store, twin._slots) for store in (self._k, self._v))
+        twin.seen = self.seen
+        return twin
+
+    def _copied(self, store: Tensor | None, slots: int) -> Tensor | None:
+        # A ring that has gone round has as many slots in either store: those of the window.
+        if store is None:
+            return None
+        copied = store.new_empty((*store.shape[:2], slots, store.shape[3]))
+        copied[:, :, : self.retained] = store[:, :, : self.retained]
+        return copied
+
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store n new positions; return what their queries may see, in the compute dtype.
 
@@ -75,18 +97,29 @@ class LayerCache:
         visible_k, visible_v = self._store(key, value)
         return self.key.decode(visible_k), self.value.decode(visible_v)
 
-    def append_one(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def append_one(self, key: Tensor, value: Tensor, writers: Writers | None = None) -> tuple[Tensor, Tensor]:
         """Store one new position per sequence; return the bytes, of which the first `retained` positions are visible.
 
         key [B, Hkv, 1, D], value [B, Hkv, 1, Dv] → [B, Hkv, slots, D], [B, Hkv, slots, Dv], as stored.
+        What `writers` write is what the codecs encode.
         """
-        self._store(key, value)
+        if writers is None or self._k is None or self._v is None:
+            self._store(key, value)
+            return self.stored
+        self._check_room(1)
+        places = np.full(key.shape[0], self.seen % self._slots, np.int64)
+        for write, fresh, store in zip(writers, (key, value), (self._k, self._v), strict=True):
+            write(fresh, store, places)
+        self.seen += 1
         return self.stored
+
+    def _check_room(self, new: int) -> None:
+        if self.seen + new > self.capacity:
+            raise ValueError(f"cache made for {self.capacity} tokens was given {self.seen + new}")
 
     def _store(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         new = key.shape[2]
-        if self.seen + new > self.capacity:
-            raise ValueError(f"cache made for {self.capacity} tokens was given {self.seen + new}")
+        self._check_room(new)
         k, v = self.key.encode(key), self.value.encode(value)
         if self._k is None or self._v is None:
             self._k = k.new_empty((*k.shape[:2], self._slots, k.shape[3]))
@@ -126,7 +159,7 @@ class RaggedCache:
         self.value: Codec = first.value
         self.capacity: int = first.capacity
         self._k, self._v = (_joined(parts, which) for which in (0, 1))
-        self._rows = torch.arange(len(self._seen), device=self._k.device)
+        self._by_codecs: Writers = (partial(_write, self.key), partial(_write, self.value))
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -150,13 +183,13 @@ class RaggedCache:
         per_position = self._k[0, :, 0].nbytes + self._v[0, :, 0].nbytes
         return int(self.spans[:, 1].sum()) * per_position
 
-    def append_one(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def append_one(self, key: Tensor, value: Tensor, writers: Writers | None = None) -> tuple[Tensor, Tensor]:
         """See `LayerCache`."""
         if self._seen.max() >= self.capacity:
             raise ValueError(f"cache made for {self.capacity} tokens was given one more")
-        places = torch.from_numpy(self._seen % self._k.shape[2]).to(self._k.device)
-        for store, codec, fresh in ((self._k, self.key, key), (self._v, self.value, value)):
-            _bytes(store)[self._rows, :, places] = _bytes(codec.encode(fresh))[:, :, 0]
+        places = self._seen % self._k.shape[2]
+        for write, fresh, store in zip(writers or self._by_codecs, (key, value), (self._k, self._v), strict=True):
+            write(fresh, store, places)
         self._seen += 1
         return self.stored
 
@@ -164,6 +197,11 @@ class RaggedCache:
         """Of one sequence, in the compute dtype: [1, Hkv, S, D], [1, Hkv, S, Dv]."""
         held = slice(0, int(self.spans[row, 1]))
         return self.key.decode(self._k[row : row + 1, :, held]), self.value.decode(self._v[row : row + 1, :, held])
+
+
+def _write(codec: Codec, fresh: Tensor, store: Tensor, places: npt.NDArray[np.int64]) -> None:
+    rows = torch.arange(len(places), device=store.device)
+    _bytes(store)[rows, :, torch.from_numpy(places).to(store.device)] = _bytes(codec.encode(fresh))[:, :, 0]
 
 
 def _joined(parts: Sequence[LayerCache | RaggedCache], which: int) -> Tensor:

@@ -184,7 +184,7 @@ def _convert(model: DemoModel, folder: Path, report: Callable[[str, int, int], N
             f"{folder.parent} has {format_bytes(free)} free, and {model.name} needs {format_bytes(needed)}",
             hint=_MORE_SPACE,
         )
-    what = f"{model.name}: converting to BF16, once"
+    what = f"{model.name}: {model.title} ({model.license}), converted to BF16 once"
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.gguf.", dir=folder.parent) as scratch:
         report(what, 0, 4)
         gguf = _join(parts, Path(scratch) / "joined.gguf")

@@ -25,6 +25,8 @@ from kvtriage.engines.base import (
     Treatments,
     keep_nothing,
 )
+from kvtriage.engines.beginnings import group_runs
+from kvtriage.engines.embedded.beginning import MOST_BEGUN_BYTES, Beginnings
 from kvtriage.engines.embedded.kernel.kernel import Decode, open_decode
 from kvtriage.engines.embedded.memory import texts_at_once
 from kvtriage.engines.embedded.model import LanguageModel, load_model, native_dtype
@@ -65,16 +67,21 @@ class EmbeddedEngine(Observing):
         threads: int,
         decode: Decode,
         shared_bytes: int = MOST_BYTES,
+        begun_bytes: int = MOST_BEGUN_BYTES,
     ) -> None:
-        """`shared_bytes`: the most that is kept for arms to share, a text's first pass aside."""
-        super().__init__(model.spec, tokenizer)
+        """`shared_bytes`: the most that is kept for arms to share, a text's first pass aside.
+        `begun_bytes`: the most for texts that begin alike."""
+        super().__init__(model.spec)
         self._model = model
+        self._tokenizer = tokenizer
         self._native = native
         self._numerics = numerics
         self._threads = threads
         self._decode = decode
         self._shared_bytes = shared_bytes
         self._passes = SharedPasses(shared_bytes)
+        self._begun_bytes = begun_bytes
+        self._beginnings = Beginnings(begun_bytes)
 
     def info(self) -> EngineInfo:
         return EngineInfo(
@@ -88,14 +95,19 @@ class EmbeddedEngine(Observing):
             threads=self._threads,
             per_head_scales=True,
             screens=True,
+            reads_once=True,
         )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
 
     @contextlib.contextmanager
     def open(self, arm: Arm) -> Iterator[EmbeddedSession]:
         yield self._session(arm)
 
     def _session(self, arm: Arm) -> EmbeddedSession:
-        return EmbeddedSession(self._model, arm, self._storages(arm), self._decode, self._passes)
+        return EmbeddedSession(self._model, arm, self._storages(arm), self._decode, self._passes, self._beginnings)
 
     @property
     def _native_arm(self) -> Arm:
@@ -175,8 +187,11 @@ class EmbeddedEngine(Observing):
 
         A worker has its own modules over weights that all share, and its part of the threads. So a text is read by
         one thread wherever there are as many texts as threads, and gives the same bits for any number of these.
+        Consecutive texts that begin alike are one worker's, which reads what they share once.
         """
-        count = texts_at_once(self._model, requests, self._threads) if self._model.device.type == "cpu" else 1
+        runs = group_runs(requests)
+        threads = min(self._threads, len(runs)) if self._model.device.type == "cpu" else 1
+        count = texts_at_once(self._model, requests, threads)
         if count == 1:
             for number in range(len(requests)):
                 for result in work(self, number):
@@ -184,16 +199,25 @@ class EmbeddedEngine(Observing):
             return
         stopped = threading.Event()
         with engine_threads(self._threads // count) as each:
-            workers = [self._worker(each, self._shared_bytes // count, stopped) for _ in range(count)]
-            side_by_side(workers, work, len(requests), sink, stopped)
+            workers = [self._worker(each, count, stopped) for _ in range(count)]
+            side_by_side(workers, work, runs, sink, stopped)
 
-    def _worker(self, threads: int, shared_bytes: int, stopped: threading.Event) -> EmbeddedEngine:
+    def _worker(self, threads: int, count: int, stopped: threading.Event) -> EmbeddedEngine:
         def go_on() -> None:
             if stopped.is_set():
                 raise Abandoned
 
         model = self._model.replica(before_layer=go_on)
-        return EmbeddedEngine(model, self._tokenizer, self._native, self._numerics, threads, self._decode, shared_bytes)
+        return EmbeddedEngine(
+            model,
+            self._tokenizer,
+            self._native,
+            self._numerics,
+            threads,
+            self._decode,
+            self._shared_bytes // count,
+            self._begun_bytes // count,
+        )
 
 
 def engine_version() -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-__all__ = ["ONEDNN", "TORCH", "OneDnnLinear", "onednn_linear", "product_library", "use_onednn"]
+__all__ = ["ONEDNN", "TORCH", "OneDnnLinear", "has_bf16_products", "onednn_linear", "product_library", "use_onednn"]
 
 ONEDNN = "oneDNN"
 TORCH = "torch"
@@ -22,7 +22,10 @@ _CACHED_ELEMENTS = 1 << 22
 
 
 class OneDnnLinear(nn.Linear):
-    """values [..., in_features] → [..., out_features], both dense float32; shares the weights it is made from."""
+    """values [..., in_features] → [..., out_features], both dense float32; shares the weights it is made from.
+
+    Weights in BF16 are multiplied in BF16: values are rounded to it before, and the product after.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)
@@ -30,6 +33,9 @@ class OneDnnLinear(nn.Linear):
         self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, values: Tensor) -> Tensor:
+        if self.weight.dtype is torch.bfloat16:
+            product = onednn_linear(values.to(torch.bfloat16), self.weight).to(torch.float32)
+            return product if self.bias is None else product + self.bias
         rows = values.numel() // self.in_features
         if rows == 0 or (rows < _FEW_ROWS and self.weight.numel() < _CACHED_ELEMENTS):
             return linear(values, self.weight, self.bias)
@@ -37,12 +43,18 @@ class OneDnnLinear(nn.Linear):
 
 
 def onednn_linear(values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """values [..., i] times the transpose of weight [o, i], plus bias [o]: [..., o]. Dense float32, on a CPU.
+    """values [..., i] times the transpose of weight [o, i], plus bias [o]: [..., o]. Dense, of one dtype, on a CPU.
 
     A weight, or its transpose, with gaps between its rows takes oneDNN's plain loops: a thousand times slower.
     """
     product: Tensor = torch.ops.mkldnn._linear_pointwise(values, weight, bias, "none", [], "")
     return product
+
+
+def has_bf16_products() -> bool:
+    """Whether this CPU has instructions for products in BF16. Without them oneDNN widens what it multiplies."""
+    able = torch.cpu.get_capabilities()
+    return any(able.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def product_library(device: torch.device) -> str:

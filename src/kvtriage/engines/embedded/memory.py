@@ -1,16 +1,15 @@
-"""How much memory is free, and how many texts may be read in it side by side."""
+"""How many texts may be read side by side in the memory that is free."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 
 from kvtriage.engines.base import ScoreRequest
 from kvtriage.engines.embedded.model import LanguageModel
 from kvtriage.kvcache.spec import CacheSpec
+from kvtriage.memory import available_bytes
 
-__all__ = ["FLOAT_BYTES", "WITHIN_A_LAYER", "available_bytes", "text_bytes", "texts_at_once"]
+__all__ = ["FLOAT_BYTES", "WITHIN_A_LAYER", "text_bytes", "texts_at_once"]
 
 FLOAT_BYTES = 4
 WITHIN_A_LAYER = 6
@@ -46,17 +45,3 @@ def text_bytes(model: LanguageModel, tokens: int, scored: int) -> int:
 def _kv_width(spec: CacheSpec) -> int:
     """Elements of K and V that one token has in all layers."""
     return sum(layer.num_kv_heads * (layer.head_dim + layer.head_dim_v) for layer in spec.layers)
-
-
-def available_bytes() -> int | None:
-    """Memory that is free, on Linux; a control group's limit counts too."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return None
-    group = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError, ValueError):  # no limit reads 'max'
-        limit = int((group / "memory.max").read_text())
-        free = min(free, limit - int((group / "memory.current").read_text()))
-    return free

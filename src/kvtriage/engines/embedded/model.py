@@ -15,7 +15,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from kvtriage.engines.embedded.attention import ATTENTION, Attention, register
+from kvtriage.engines.embedded.attention import ATTENTION, Attention, SeenEnough, register
+from kvtriage.engines.embedded.collecting import without_collecting
 from kvtriage.engines.embedded.linear import ONEDNN, product_library, use_onednn
 from kvtriage.errors import ModelError, UnsupportedModel
 from kvtriage.kvcache.spec import CacheSpec
@@ -101,10 +102,12 @@ class LanguageModel:
         logits: Tensor = output.logits
         return logits.to(torch.float32)
 
-    def forward_hidden(self, token_ids: Tensor, attention: Attention, *, start: int = 0) -> None:
-        """Run the decoder for what passes through `attention`; nothing is predicted."""
+    def forward_hidden(self, token_ids: Tensor, attention: Attention | object, *, start: int = 0) -> None:
+        """Run the decoder for what passes through `attention`, or for what its layers do with another object in
+        that place; nothing is predicted."""
         positions = torch.arange(start, start + token_ids.shape[1], device=self.device)
-        self.decoder(input_ids=token_ids, position_ids=positions[None], use_cache=False, kvtriage=attention)
+        with contextlib.suppress(SeenEnough):
+            self.decoder(input_ids=token_ids, position_ids=positions[None], use_cache=False, kvtriage=attention)
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[list[Any]]:
@@ -160,7 +163,7 @@ def load_model(folder: Path, spec: CacheSpec, device: torch.device, *, trust_rem
     register()
     config = load_config(folder, trust_remote_code)
     auto: Any = transformers.AutoModelForCausalLM
-    with quiet_transformers():
+    with without_collecting(), quiet_transformers():
         try:
             model, loaded = auto.from_pretrained(
                 folder,

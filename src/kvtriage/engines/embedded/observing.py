@@ -14,21 +14,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvtriage.engines.base import Progress, Tokenizer
-from kvtriage.engines.embedded.attention import AttentionCall, attend, check_geometry
-from kvtriage.engines.embedded.codec import round_mantissa
-from kvtriage.engines.embedded.sums import row_sums
+from kvtriage.engines.base import Progress
+from kvtriage.engines.embedded.attention import AttentionCall, SeenEnough, attend, check_geometry
+from kvtriage.engines.embedded.ranges import as_float64, range_stats
 from kvtriage.errors import NonFinite
-from kvtriage.fp8.e4m3 import SATURATES_ABOVE, SMALLEST_NORMAL, SUB_OCTAVES
+from kvtriage.fp8.e4m3 import SATURATES_ABOVE, SMALLEST_NORMAL
 from kvtriage.fp8.scales import ScaleSet
-from kvtriage.fp8.stats import EXPONENT_MAX, EXPONENT_MIN, HeldOut, HeldOutShare, KVStats, RangeStats, TensorKey
+from kvtriage.fp8.stats import HeldOut, HeldOutShare, KVStats, RangeStats, TensorKey
 from kvtriage.kvcache.spec import CacheSpec
 
 __all__ = ["Observer", "Observing", "RangeObserver", "ScaleObserver", "SeenBy"]
 
 
 class Observer:
-    """Native attention in the compute dtype, with a look at what goes in."""
+    """Native attention in the compute dtype, with a look at what goes in. The last layer's ends the pass."""
 
     def __init__(self, spec: CacheSpec) -> None:
         self._spec = spec
@@ -37,6 +36,8 @@ class Observer:
         check_geometry(call, self._spec.layers[call.layer_idx])
         for tensor, values in (("q", call.query), ("k", call.key), ("v", call.value)):
             self.look(call.layer_idx, tensor, values)
+        if call.layer_idx == self._spec.num_layers - 1:
+            raise SeenEnough
         return attend(call)
 
     def look(self, layer_idx: int, tensor: str, values: Tensor) -> None:
@@ -51,21 +52,14 @@ SeenBy = TypeVar("SeenBy", bound=Observer)
 
 
 class Observing:
-    """What an engine that shows its texts to an attention calibrates by, one model and its tokenizer. See
-    engines.base.Engine.
-    """
+    """What an engine that shows its texts to an attention calibrates by. See engines.base.Engine."""
 
-    def __init__(self, spec: CacheSpec, tokenizer: Tokenizer) -> None:
+    def __init__(self, spec: CacheSpec) -> None:
         self._spec = spec
-        self._tokenizer = tokenizer
 
     @property
     def spec(self) -> CacheSpec:
         return self._spec
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._tokenizer
 
     @property
     def one_arm_at_a_time(self) -> bool:
@@ -100,7 +94,7 @@ class RangeObserver(Observer):
         return KVStats(position_edges=self._edges, tokens=tokens, tensors=dict(self._seen))
 
     def look(self, layer_idx: int, tensor: str, values: Tensor) -> None:
-        found = _range_stats(values, self._edges, mantissa=tensor != "q")
+        found = range_stats(values[0], self._edges, mantissa=tensor != "q")
         if not np.isfinite(found.amax).all():
             raise NonFinite(
                 f"{tensor.upper()} of layer {layer_idx} holds NaN or infinity",
@@ -115,44 +109,6 @@ class RangeObserver(Observer):
     def _add(self, key: TensorKey, found: RangeStats) -> None:
         before = self._seen.get(key)
         self._seen[key] = found if before is None else before.merge(found)
-
-
-def _range_stats(values: Tensor, edges: tuple[int, ...], *, mantissa: bool) -> RangeStats:
-    magnitude = values[0].abs()
-    heads, tokens, _ = magnitude.shape
-    by_position = magnitude.amax(dim=2)
-    ends = (*edges[1:], max(tokens, edges[-1]) + 1)
-    buckets = [by_position[:, start:end] for start, end in zip(edges, ends, strict=True)]
-    exponents, zeros = _exponent_counts(magnitude)
-    errors = [
-        row_sums((round_mantissa(values[0], values.new_tensor(at)) - values[0]).square())
-        for at in (SUB_OCTAVES if mantissa else ())
-    ]
-    return RangeStats(
-        amax=_numpy(by_position.amax(dim=1)),
-        exponents=exponents,
-        zeros=zeros,
-        amax_by_position=np.stack([_numpy(b.amax(dim=1)) if b.shape[1] else np.zeros(heads) for b in buckets], axis=1),
-        mantissa_sse=np.stack([_numpy(e) for e in errors], axis=1) if errors else np.zeros((heads, 0)),
-    )
-
-
-def _exponent_counts(magnitude: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Non-zero elements by floor(log2 |x|), [n, E], and zeros, [n]: read off the bits of float32."""
-    heads = magnitude.shape[0]
-    biased = magnitude.contiguous().view(torch.int32) >> 23
-    biased += 256 * torch.arange(heads, dtype=torch.int32, device=magnitude.device)[:, None, None]
-    counts = torch.bincount(biased.flatten(), minlength=256 * heads).view(heads, 256).cpu().numpy()
-    zeros = (magnitude == 0).sum(dim=(1, 2)).cpu().numpy()
-    low, high = EXPONENT_MIN + 127, EXPONENT_MAX + 127
-    found = counts[:, low : high + 1].copy()
-    found[:, 0] += counts[:, :low].sum(axis=1) - zeros
-    found[:, -1] += counts[:, high + 1 :].sum(axis=1)
-    return found, zeros
-
-
-def _numpy(values: Tensor) -> npt.NDArray[np.float64]:
-    return values.to(torch.float64).cpu().numpy()
 
 
 class ScaleObserver(Observer):
@@ -194,9 +150,9 @@ def _range_counts(magnitude: Tensor, scale: tuple[float, ...]) -> npt.NDArray[np
     return np.stack(
         [
             np.full(magnitude.shape[0], magnitude[0].numel(), dtype=np.float64),
-            _numpy((stored > SATURATES_ABOVE).sum(dim=(1, 2))),
-            _numpy(((stored < SMALLEST_NORMAL) & (magnitude > 0)).sum(dim=(1, 2))),
-            _numpy(magnitude.amax(dim=(1, 2))),
+            as_float64((stored > SATURATES_ABOVE).sum(dim=(1, 2))),
+            as_float64(((stored < SMALLEST_NORMAL) & (magnitude > 0)).sum(dim=(1, 2))),
+            as_float64(magnitude.amax(dim=(1, 2))),
         ]
     )
 

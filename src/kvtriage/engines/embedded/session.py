@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvtriage.engines.base import Applied, Arm, Generation, ScoreRequest, ScoreResponse
+from kvtriage.engines.embedded.beginning import Beginning, Beginnings
 from kvtriage.engines.embedded.kernel.kernel import Decode, NoKernel
 from kvtriage.engines.embedded.log_probs import LogProbs, check_logits, normalise
 from kvtriage.engines.embedded.model import LanguageModel
@@ -32,12 +34,15 @@ class EmbeddedSession:
         storages: tuple[LayerStorage, ...],
         decode: Decode,
         passes: SharedPasses,
+        beginnings: Beginnings,
     ) -> None:
         self._decode = decode
         self._passes = passes
+        self._beginnings = beginnings
         self._model = model
         self._arm = arm
         self._storages = storages
+        self._ways = ways_of_storing(arm)
 
     def applied(self) -> Applied:
         return applied(self._storages)
@@ -56,40 +61,52 @@ class EmbeddedSession:
     @torch.inference_mode()
     def distribution(self, request: ScoreRequest) -> LogProbs:
         """Of the scored positions: [S, V]. Raises NonFinite."""
-        return LogProbs(
-            normalise(self._logits_in_pieces(request) if self._arm.prefill_chunk else self._logits(request))
-        )
+        return LogProbs(normalise(self._logits(request)))
 
     def _logits(self, request: ScoreRequest) -> Tensor:
-        """Of the scored positions, in one pass over the text: [S, V]. Begins where an earlier arm went another way."""
-        attention = StoringAttention(self._storages, len(request.token_ids), BY_TORCH)
-        ways = ways_of_storing(self._arm)
-        known, shared = self._passes.furthest(request.token_ids, ways)
-        with self._model.recording() as outputs, self._model.resuming(known, shared):
-            logits = self._model.logits(
-                self._model.tokens([request.token_ids]),
-                attention,
-                start=0,
-                keep=slice(request.score_from - 1, len(request.token_ids) - 1),
-            )
-        attention.check_finite()
-        self._passes.keep(request.token_ids, Pass(ways, outputs))
-        return logits[0]
-
-    def _logits_in_pieces(self, request: ScoreRequest) -> Tensor:
-        """The same with a prefill in chunks."""
-        length, scored = len(request.token_ids), slice(request.score_from - 1, len(request.token_ids) - 1)
+        """Of the scored positions: [S, V]. Goes on behind the longest beginning that is kept, piece after piece, and
+        in each at the layer where an earlier arm went another way."""
+        way = self._ways, self._arm.prefill_chunk
+        begun = self._beginnings.longest(request, way)
+        pieces = self._pieces(request, begun.tokens)
+        known, shared = self._known(request, pieces)
+        if begun.first_layer > shared:
+            begun, pieces = Beginning(), self._pieces(request, 0)
+            known, shared = self._known(request, pieces)
+        attention = StoringAttention(self._storages, len(request.token_ids), BY_TORCH, begun.caches)
         tokens = self._model.tokens([request.token_ids])
-        attention = StoringAttention(self._storages, length, BY_TORCH)
-        step = self._arm.prefill_chunk or length
-        pieces = []
-        for start in range(0, length, step):
-            stop = min(start + step, length)
-            keep = slice(max(scored.start, start) - start, max(min(scored.stop, stop) - start, 0))
-            logits = self._model.logits(tokens[:, start:stop], attention, start=start, keep=keep)
-            pieces.append(logits[0])
+        computed: dict[int, list[Any]] = {}
+        found = []
+        for start, stop in pieces:
+            keep = slice(max(request.score_from - 1 - start, 0), min(stop, len(request.token_ids) - 1) - start)
+            resuming = self._model.resuming(known.get(start, ()), shared)
+            with self._model.recording() as computed[start], resuming:
+                found.append(self._model.logits(tokens[:, start:stop], attention, start=start, keep=keep)[0])
+            if stop in request.cuts:
+                attention.check_finite()
+                self._beginnings.keep(request, way, attention.caches)
         attention.check_finite()
-        return torch.cat(pieces)
+        if self._arm.prefill_chunk is None:
+            self._passes.keep(request, Pass(self._ways, computed))
+        scored = [logits for logits in found if len(logits)]
+        return scored[0] if len(scored) == 1 else torch.cat(scored)
+
+    def _pieces(self, request: ScoreRequest, begun: int) -> list[tuple[int, int]]:
+        """Where the passes over a text begin and end, of which `begun` tokens are known."""
+        ends = (*request.cuts, len(request.token_ids))
+        step = self._arm.prefill_chunk or ends[-1]
+        spans = itertools.pairwise((0, *ends))
+        return [
+            (at, min(at + step, stop)) for start, stop in spans if start >= begun for at in range(start, stop, step)
+        ]
+
+    def _known(
+        self, request: ScoreRequest, pieces: Sequence[tuple[int, int]]
+    ) -> tuple[Mapping[int, Sequence[Any]], int]:
+        """See `SharedPasses.furthest`. An arm that repeats another in chunks computes it all."""
+        if self._arm.prefill_chunk is not None:
+            return {}, 0
+        return self._passes.furthest(request, self._ways, [start for start, _ in pieces])
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvtriage.engines.base import Applied, Arm
 from kvtriage.engines.embedded.attention import AttentionCall, attend, check_geometry
-from kvtriage.engines.embedded.cache import LayerCache, RaggedCache
+from kvtriage.engines.embedded.cache import LayerCache, RaggedCache, Writers
 from kvtriage.engines.embedded.codec import Codec, E4M3Codec, MantissaCodec, NativeCodec, PartialCodec
 from kvtriage.engines.embedded.kernel.kernel import Decode, DecodeKernel, NoKernel
 from kvtriage.errors import NonFinite, PolicyNotApplied
@@ -152,9 +152,10 @@ class _Reader:
     kernel: DecodeKernel
     k_scale: npt.NDArray[np.float32]
     v_scale: npt.NDArray[np.float32]
+    writers: Writers | None
 
     def attend(self, call: AttentionCall, cache: LayerCache | RaggedCache) -> Tensor:
-        key, value = cache.append_one(call.key, call.value)
+        key, value = cache.append_one(call.key, call.value, self.writers)
         return self.kernel.attend(call, key, value, cache.spans, self.k_scale, self.v_scale)
 
 
@@ -168,7 +169,9 @@ def _reader(storage: LayerStorage, decode: Decode) -> _Reader | None:
             decode.prepare(
                 spec.queries_per_kv_head, spec.head_dim, spec.head_dim_v, storage.key.dtype, storage.value.dtype
             )
-            return _Reader(decode, *(_per_head(codec.scales, spec) for codec in (storage.key, storage.value)))
+            k_scale, v_scale = (_per_head(codec.scales, spec) for codec in (storage.key, storage.value))
+            write_k, write_v = decode.writer(storage.key.dtype, k_scale), decode.writer(storage.value.dtype, v_scale)
+            return _Reader(decode, k_scale, v_scale, (write_k, write_v) if write_k and write_v else None)
 
 
 def _per_head(scales: tuple[float, ...], spec: LayerSpec) -> npt.NDArray[np.float32]:
@@ -182,10 +185,13 @@ class StoringAttention:
     all longer passes, what is visible is widened first and torch attends.
     """
 
-    def __init__(self, storages: tuple[LayerStorage, ...], capacity: int, decode: Decode) -> None:
+    def __init__(
+        self, storages: tuple[LayerStorage, ...], capacity: int, decode: Decode, begun: Sequence[LayerCache] = ()
+    ) -> None:
+        """Goes on behind what is `begun`, stored as `storages` say: a cache for each layer, or none at all."""
         self._storages = storages
         self._readers = tuple(_reader(storage, decode) for storage in storages)
-        self._caches: tuple[LayerCache | RaggedCache, ...] = tuple(
+        self._caches: tuple[LayerCache | RaggedCache, ...] = tuple(cache.copy(capacity) for cache in begun) or tuple(
             LayerCache(storage.key, storage.value, capacity, storage.spec.window_tokens) for storage in storages
         )
         self._magnitudes: dict[tuple[int, str], Tensor] = {}
@@ -193,6 +199,11 @@ class StoringAttention:
     @property
     def held_bytes(self) -> int:
         return sum(cache.held_bytes for cache in self._caches)
+
+    @property
+    def caches(self) -> tuple[LayerCache, ...]:
+        """Of each layer; none once sequences of different lengths were taken over."""
+        return tuple(cache for cache in self._caches if isinstance(cache, LayerCache))
 
     @property
     def lengths(self) -> tuple[int, ...]:

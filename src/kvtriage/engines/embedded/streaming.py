@@ -1,101 +1,92 @@
 """A model larger than memory: its decoder layers are read from disk one at a time.
 
 A batch of texts goes through the layers together: a layer is read, each text passes through it, and it is
-forgotten. In memory are one layer in float32, each at the place of the one before, the hidden states of the batch,
-and what one text needs inside a layer. Of an embedding only the rows that the batch uses are read, and of the head
-nothing. Every text is computed by itself, as it is by a model in memory, so the results are the same bits.
+forgotten. In memory are one layer, or two where there is room, each at the place of one before, the hidden states of
+the batch, and what the texts that are inside a layer need there. Of an embedding only the rows that the batch uses
+are read, and of the head nothing. Threads share the texts of a layer, and whoever finds none left reads tensors of
+the next. Every text is computed by itself, as it is by a model in memory, so the results are the same bits.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic
 
 import torch
 import transformers
 from accelerate import init_empty_weights
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from kvtriage.engines.embedded.attention import ATTENTION, Attention, register
+from kvtriage.engines.embedded.attention import ATTENTION, SeenEnough, register
+from kvtriage.engines.embedded.collecting import without_collecting
+from kvtriage.engines.embedded.linear import ONEDNN, OneDnnLinear
 from kvtriage.engines.embedded.model import LanguageModel, load_config, quiet_transformers
+from kvtriage.engines.embedded.observing import SeenBy
+from kvtriage.engines.embedded.weights import Weights, open_weights
 from kvtriage.errors import ModelError, UnsupportedModel
 from kvtriage.kvcache.spec import CacheSpec
 
-__all__ = ["StreamedModel", "Weights", "load_streamed_model", "open_weights"]
+__all__ = ["StreamedModel", "load_streamed_model"]
 
-_Taken = TypeVar("_Taken")
 _LAYERS = "layers."
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
+_SIZES = {torch.float32: 4, torch.bfloat16: 2}
 
 
-@dataclass(frozen=True)
-class Weights:
-    """The tensors of a checkpoint: name → the file that holds it."""
+@dataclass(frozen=True, eq=False)
+class _Passage(Generic[SeenBy]):
+    """How one batch goes through the layers."""
 
-    files: Mapping[str, Path]
-
-    def count_elements(self) -> int:
-        """Of all tensors, by the files' headers. Raises ModelError."""
-        return sum(self._look(name, lambda stored: stored.numel()) for name in self.files)
-
-    def read_into(self, name: str, room: Tensor) -> None:
-        """Fill `room` with a tensor of its shape. Raises ModelError."""
-        self._look(name, functools.partial(_fill, name, room))
-
-    def read_rows(self, name: str, rows: Tensor) -> Tensor:
-        """The given rows [n] of a matrix in float32: [n, columns]. Raises ModelError."""
-        return self._look(name, lambda stored: stored[rows].to(torch.float32))
-
-    def _look(self, name: str, take: Callable[[Tensor], _Taken]) -> _Taken:
-        """The file is mapped for this one look, so that none of it stays in memory."""
-        try:
-            with safe_open(self.files[name], "pt") as file:
-                return take(file.get_tensor(name))
-        except (OSError, SafetensorError, IndexError) as error:
-            raise ModelError(
-                f"cannot read {name} in {self.files[name]}: {error}", hint="download or copy the file again"
-            ) from error
+    observer: Callable[[], SeenBy]
+    """A new one, for one text in one layer."""
+    seen: SeenBy
+    pool: ThreadPoolExecutor
+    rooms: int
+    progress: Callable[[], object]
 
 
-def _fill(name: str, room: Tensor, stored: Tensor) -> None:
-    if stored.shape != room.shape:
-        raise ModelError(
-            f"{name} has the shape {list(stored.shape)} in the weights and {list(room.shape)} by config.json",
-            hint="the weights and config.json belong to different models",
-        )
-    room.copy_(stored)
+@dataclass(frozen=True, eq=False)
+class _Passed(Generic[SeenBy]):
+    """One text behind one layer."""
+
+    seen: SeenBy
+    beside: tuple[Any, ...] | None = None
+    """What the layer returned beside hidden states; None where it returned them bare."""
+    ended: bool = False
+    """Whether nothing more is wanted of the text, and it has no hidden states."""
 
 
-def open_weights(folder: Path) -> Weights:
-    """Which file of `folder` holds which tensor. Raises ModelError."""
-    try:
-        if (folder / _INDEX).is_file():
-            stated = json.loads((folder / _INDEX).read_bytes())["weight_map"]
-            return Weights({str(name): folder / Path(str(file)).name for name, file in stated.items()})
-        with safe_open(folder / _SINGLE, "pt") as file:
-            return Weights(dict.fromkeys(file.keys(), folder / _SINGLE))
-    except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
-        raise ModelError(
-            f"cannot read which weights {folder} holds: {error}", hint="download or copy the model again"
-        ) from error
+class _Unfilled(TorchFunctionMode):
+    """Weights that will be read are not drawn at random before."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if func in (Tensor.uniform_, Tensor.normal_, nn.init.uniform_, nn.init.normal_):
+            drawn = args[0] if args else named["tensor"]
+            if drawn.is_meta:
+                return drawn
+        return func(*args, **named)
 
 
 class StreamedModel:
     """Forward passes of a model whose weights stay on disk; nothing can be predicted with it."""
 
-    def __init__(self, model: LanguageModel, weights: Weights, prefix: str) -> None:
+    def __init__(self, model: LanguageModel, weights: Weights, prefix: str, products: torch.dtype) -> None:
+        """`products`: float32, or bfloat16 for the products with weights of oneDNN's."""
         self._model = model
         self._weights = weights
         self._prefix = prefix
-        self._progress: Callable[[], object] = int
-        self._room: dict[str, Tensor] = {}
-        """A layer's tensors in float32, filled anew for each layer: what is given back is not always found again."""
+        self._products = products
+        self._rooms: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+        """Tensors of two layers, filled anew for each: what is given back is not always found again."""
+        self._coming: dict[int, list[Future[None]]] = {}
+        """Layers that are being read, by index."""
         for name, module in _outside_layers(model.decoder):
             self._prepare(name, module)
         for index, layer in enumerate(model.decoder_layers):
@@ -106,19 +97,34 @@ class StreamedModel:
         return self._model
 
     @property
+    def products(self) -> torch.dtype:
+        return self._products
+
+    @property
     def layer_bytes(self) -> int:
-        """The largest layer, in float32."""
-        return max(4 * sum(p.numel() for p in layer.parameters()) for layer in self._model.decoder_layers)
+        """The largest layer, as it is computed with."""
+        return max(sum(self._tensor_bytes(layer)) for layer in self._model.decoder_layers)
 
     @property
     def largest_tensor_bytes(self) -> int:
-        """Of the layers' tensors, at most this much lies mapped while it is widened."""
-        return max(4 * p.numel() for layer in self._model.decoder_layers for p in layer.parameters())
+        """Of the layers' tensors, at most this much lies mapped while a thread widens it."""
+        return max(max(self._tensor_bytes(layer)) for layer in self._model.decoder_layers)
 
-    def forward_hidden(self, token_ids: Tensor, attention: Attention, progress: Callable[[], object]) -> None:
-        """Token ids [B, T] through all layers; `attention` sees one text at a time. `progress`: after each layer."""
-        self._progress = progress
-        self._model.forward_hidden(token_ids, attention)
+    def forward_hidden(
+        self,
+        token_ids: Tensor,
+        observer: Callable[[], SeenBy],
+        seen: SeenBy,
+        *,
+        pool: ThreadPoolExecutor,
+        rooms: int,
+        progress: Callable[[], object],
+    ) -> None:
+        """Token ids [B, T] through all layers, each text under an observer of its own in each, and `seen` joins them
+        in the order of the texts. `rooms`: 2 to read a layer when the last texts of the one before are in it, else 1.
+        `progress`: after each layer."""
+        self._coming.clear()
+        self._model.forward_hidden(token_ids, _Passage(observer, seen, pool, rooms, progress))
 
     def _prepare(self, name: str, module: nn.Module) -> None:
         """What lies outside the layers is read now, an embedding row by row when it is asked."""
@@ -136,30 +142,76 @@ class StreamedModel:
         module.weight = _frozen(self._weights.read_rows(name, rows))
         return (indices, *arguments[1:])
 
-    def _read_layer(self, index: int, layer: nn.Module) -> dict[str, Tensor]:
-        names = {name: value.shape for name, value in layer.state_dict().items()}
-        for name in self._room.keys() - names.keys():
-            del self._room[name]
-        for name, shape in names.items():
-            room = self._room.get(name)
-            if room is None or room.shape != shape:
-                room = self._room[name] = torch.empty(shape)
-            self._weights.read_into(f"{self._prefix}{_LAYERS}{index}.{name}", room)
-        return dict(self._room)
+    def _dtypes(self, layer: nn.Module) -> dict[str, torch.dtype]:
+        """What each tensor of a layer is computed with."""
+        products = {f"{name}.weight" for name, module in layer.named_modules() if type(module) is OneDnnLinear}
+        return {name: self._products if name in products else torch.float32 for name in layer.state_dict()}
+
+    def _tensor_bytes(self, layer: nn.Module) -> list[int]:
+        values, dtypes = layer.state_dict(), self._dtypes(layer)
+        return [_SIZES[dtypes[name]] * value.numel() for name, value in values.items()]
+
+    def _begin_layer(self, index: int, room: dict[str, Tensor], pool: ThreadPoolExecutor) -> None:
+        layer = self._model.decoder_layers[index]
+        shapes = {name: value.shape for name, value in layer.state_dict().items()}
+        dtypes = self._dtypes(layer)
+        for name in room.keys() - shapes.keys():
+            del room[name]
+        for name, shape in shapes.items():
+            before = room.get(name)
+            if before is None or (before.shape, before.dtype) != (shape, dtypes[name]):
+                room[name] = torch.empty(shape, dtype=dtypes[name])
+
+        @torch.inference_mode()
+        def fill(name: str) -> None:
+            self._weights.read_into(f"{self._prefix}{_LAYERS}{index}.{name}", room[name])
+
+        self._coming[index] = [pool.submit(fill, name) for name in shapes]
+
+    def _read_layer(self, index: int, room: dict[str, Tensor], pool: ThreadPoolExecutor) -> dict[str, Tensor]:
+        if index not in self._coming:
+            self._begin_layer(index, room, pool)
+        for read in self._coming.pop(index):
+            read.result()
+        return dict(room)
 
     def _pass_through(
-        self, index: int, layer: nn.Module, forward: Callable[..., Any], hidden: Tensor, *args: Any, **kwargs: Any
+        self,
+        index: int,
+        layer: nn.Module,
+        forward: Callable[..., Any],
+        hidden: Tensor,
+        *args: Any,
+        kvtriage: _Passage[SeenBy],
+        **kwargs: Any,
     ) -> Any:
         """A layer's own forward for each text of hidden [B, T, hidden_size], in place."""
-        layer.load_state_dict(self._read_layer(index, layer), assign=True)
         texts = hidden.shape[0]
-        for text in range(texts):
+
+        @torch.inference_mode()
+        def read(text: int) -> _Passed[SeenBy]:
             own = functools.partial(_own, text=text, texts=texts)
-            output = forward(own(hidden), *map(own, args), **{key: own(value) for key, value in kwargs.items()})
+            named = {key: own(value) for key, value in kwargs.items()}
+            seen = kvtriage.observer()
+            try:
+                output = forward(own(hidden), *map(own, args), **named, kvtriage=seen)
+            except SeenEnough:
+                return _Passed(seen, ended=True)
             hidden[text] = (output[0] if isinstance(output, tuple) else output)[0]
+            return _Passed(seen, output[1:] if isinstance(output, tuple) else None)
+
+        here, there = (self._rooms[at % kvtriage.rooms] for at in (index, index + 1))
+        layer.load_state_dict(self._read_layer(index, here, kvtriage.pool), assign=True)
+        passages = kvtriage.pool.map(read, range(texts))
+        if kvtriage.rooms > 1 and index + 1 < len(self._model.decoder_layers):
+            self._begin_layer(index + 1, there, kvtriage.pool)
+        for passed in passages:
+            kvtriage.seen.join(passed.seen)
         layer.to("meta")
-        self._progress()
-        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+        kvtriage.progress()
+        if passed.ended:
+            raise SeenEnough
+        return hidden if passed.beside is None else (hidden, *passed.beside)
 
 
 def _own(value: Any, text: int, texts: int) -> Any:
@@ -178,7 +230,12 @@ def _outside_layers(decoder: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def load_streamed_model(
-    folder: Path, spec: CacheSpec, device: torch.device, *, trust_remote_code: bool
+    folder: Path,
+    spec: CacheSpec,
+    device: torch.device,
+    *,
+    products: torch.dtype = torch.float32,
+    trust_remote_code: bool,
 ) -> StreamedModel:
     """The model without its weights, and where they are. Raises ModelError, UnsupportedModel."""
     register()
@@ -186,10 +243,10 @@ def load_streamed_model(
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedModel(
             "the weights are quantised, and layers cannot be streamed from them",
-            hint="calibrate the BF16 checkpoint, or leave --memory-bound away",
+            hint="calibrate the BF16 checkpoint, or leave --memory-bound and --compute-dtype away",
         )
     auto: Any = transformers.AutoModelForCausalLM
-    with quiet_transformers(), init_empty_weights(include_buffers=False):
+    with without_collecting(), quiet_transformers(), init_empty_weights(include_buffers=False), _Unfilled():
         try:
             built = auto.from_config(
                 config, dtype=torch.float32, attn_implementation=ATTENTION, trust_remote_code=trust_remote_code
@@ -201,8 +258,13 @@ def load_streamed_model(
             ) from error
     built.eval().requires_grad_(False)
     model = LanguageModel(built, spec, device)
+    if products is not torch.float32 and model.products != ONEDNN:
+        raise UnsupportedModel(
+            f"only oneDNN multiplies in {str(products).removeprefix('torch.')}, and this build of torch has none",
+            hint="leave --compute-dtype away",
+        )
     weights = open_weights(folder)
-    return StreamedModel(model, weights, _find_prefix(model.decoder, weights))
+    return StreamedModel(model, weights, _find_prefix(model.decoder, weights), products)
 
 
 def _find_prefix(decoder: nn.Module, weights: Weights) -> str:
@@ -216,5 +278,5 @@ def _find_prefix(decoder: nn.Module, weights: Weights) -> str:
     lacks = missing if tails else wanted[0]
     raise UnsupportedModel(
         f"the checkpoint does not name its weights as the model does: {lacks} is not there",
-        hint="its layers cannot be streamed; leave --memory-bound away and calibrate in memory",
+        hint="its layers cannot be streamed; leave --memory-bound and --compute-dtype away and calibrate in memory",
     )

@@ -12,6 +12,7 @@ from kvtriage.engines.base import Arm
 from kvtriage.engines.vllm.observer import EXTENSION, INSIDE, Probe
 from kvtriage.engines.vllm.scoring import KL_TOP_K
 from kvtriage.engines.vllm.server import Recipe, split_command
+from kvtriage.engines.vllm.variables import NATIVE_VARIABLE
 from kvtriage.errors import PolicyNotApplied, StudyError
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Native, Scaling
 from kvtriage.kvcache.server_args import vllm_args
@@ -139,7 +140,7 @@ def cpu_environment(
     """
     told = {}
     if native_dtype == "auto":
-        told["KVTRIAGE_CPU_NATIVE_DTYPE"] = "bfloat16"
+        told[NATIVE_VARIABLE] = "bfloat16"
     ranks = count_devices(engine_args)
     if nodes < ranks <= len(cores):
         bounds = [rank * len(cores) // ranks for rank in range(ranks + 1)]

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from kvtriage.engines.vllm.server import KEY_VARIABLE
 from kvtriage.errors import StudyError
 
-__all__ = ["read_variables", "show_variables"]
+__all__ = ["NATIVE_VARIABLE", "read_variables", "show_variables"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(
@@ -24,8 +24,10 @@ _SECRET = re.compile(
 ..._TOKEN_THRESHOLD."""
 _TOKEN = re.compile(r"\b(?:hf_|gh[opsur]_|github_pat_|glpat-|sk-|xox[abp]-)[\w-]{16}|^(?:bearer|basic) ", re.IGNORECASE)
 """What tokens of hubs and gateways begin with, whatever name they stand under."""
-_OURS = ("PYTHONPATH", "VLLM_SERVER_DEV_MODE", KEY_VARIABLE)
-"""Without which the extension is not found, or not asked."""
+NATIVE_VARIABLE = "KVTRIAGE_CPU_NATIVE_DTYPE"
+"""What kvtriage-vllm-cpu stores unquantised layers of a float32 model in."""
+_OURS = ("PYTHONPATH", "VLLM_SERVER_DEV_MODE", KEY_VARIABLE, NATIVE_VARIABLE)
+"""Without which the extension is not found, or not asked, or arms differ in more than their policies."""
 
 
 def read_variables(words: Sequence[str]) -> dict[str, str]:

@@ -31,6 +31,7 @@ class Asking {
       found = await get(`${this.path}?${asked}`);
     } while (asked !== this.asked);
     this.busy = false;
+    document.querySelector("main").removeAttribute("aria-busy");
     if (found) this.onAnswer(found);
     else this.asked = null;
   }
@@ -112,7 +113,6 @@ async function begin() {
     sliders.tell(answer.settings);
     showStored(answer.stored);
     present();
-    byId("title").closest("body").querySelector("main").removeAttribute("aria-busy");
   });
   const pinned = new Asking("/price", (answer) => {
     answers.pinned = answer;

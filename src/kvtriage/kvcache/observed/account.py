@@ -50,7 +50,6 @@ class Reported:
 
     `available_gib` has two decimals in a log, so it stands for a band of ±0.005 GiB; `available_bytes` is exact,
     where the user gave the bytes. `max_concurrency` is as printed, its decimals kept as `concurrency_decimals`.
-    `is_one_line` says that tokens and concurrency stood in one line, as they do in newer versions.
     `needed_gib` and `estimated_max_len` are those of a refusal.
     """
 
@@ -61,7 +60,6 @@ class Reported:
     kv_cache_tokens: tuple[int, ...] = ()
     max_concurrency: float | None = None
     concurrency_decimals: int = 2
-    is_one_line: bool = False
     needed_gib: float | None = None
     estimated_max_len: int | None = None
 

@@ -82,7 +82,6 @@ def _read_concurrency(found: re.Match[str], reading: Gathered) -> None:
     if not isinstance(known, float) or concurrency < known:
         reading.answer["max_concurrency"] = concurrency
         reading.answer["concurrency_decimals"] = len(found[2].partition(".")[2])
-    reading.answer["is_one_line"] = "KV cache size" in found.string
     reading.state("max_model_len", _whole(found[1]))
 
 

@@ -9,8 +9,9 @@ from kvtriage.records.sensitivities import ProbeRow
 from kvtriage.report.arms import layer_ranges
 from kvtriage.report.charts.layer_rows import StackedBar, draw_stacked
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
-from kvtriage.report.numbers import axis_number, counted, rounded
+from kvtriage.report.numbers import axis_number, rounded
 from kvtriage.report.view import CaseView
+from kvtriage.units import format_count
 
 __all__ = ["draw_layers", "format_name"]
 
@@ -51,8 +52,9 @@ def draw_layers(view: CaseView) -> Figure | Absent:
         question=_QUESTION,
         answer=_answer(view, damage, plain, guessed),
         note=f"Each layer alone in {format_name(plain)}, all others in BF16: mean KL over "
-        f"{counted(len(view.sensitivities.probe_items), 'probe text')}. What the best of the calibrated scales and the "
-        "scale-free bound leaves is mantissa, which only BF16 wins back; what comes on top is range, which scales can."
+        f"{format_count(len(view.sensitivities.probe_items), 'probe text')}. What the best of the calibrated scales "
+        "and the scale-free bound leaves is mantissa, which only BF16 wins back; what comes on top is range, which "
+        "scales can."
         f"{_told_of(estimated)}{' ~ marks an estimate.' if guessed else ''}{view.layer_frame.note}",
         panels=(
             Panel(
@@ -94,7 +96,7 @@ def draw_layers(view: CaseView) -> Figure | Absent:
 
 
 def _told_of(estimated: int) -> str:
-    return f" For {counted(estimated, 'layer')} this is an estimate, which no probe measured." if estimated else ""
+    return f" For {format_count(estimated, 'layer')} this is an estimate, which no probe measured." if estimated else ""
 
 
 def _by_format(probes: tuple[ProbeRow, ...]) -> dict[str, dict[int, float]]:

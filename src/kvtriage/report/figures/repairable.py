@@ -9,9 +9,10 @@ from kvtriage.report.arms import ArmStyle
 from kvtriage.report.charts.dots import DotGroup, DotRow, draw_dots
 from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table
 from kvtriage.report.figures.quality import noise_line
-from kvtriage.report.numbers import axis_number, counted, percent, rounded
+from kvtriage.report.numbers import axis_number, percent, rounded
 from kvtriage.report.quality import METRICS
 from kvtriage.report.view import CaseView
+from kvtriage.units import format_count
 
 __all__ = ["draw_repairable"]
 
@@ -55,9 +56,9 @@ def draw_repairable(view: CaseView) -> Figure | Absent:
     return Figure(
         question=_QUESTION,
         answer=_answer(view, groups, measured),
-        note=f"Mean KL over {counted(len(view.sensitivities.probe_items), 'probe text')}. What lies beyond the best of "
-        "the other formats is range, and scales can win it back; what the best of them loses is mantissa, and only "
-        f"BF16 can.{' ~ marks an estimate, which no probe measured.' if guessed else ''}",
+        note=f"Mean KL over {format_count(len(view.sensitivities.probe_items), 'probe text')}. What lies beyond the "
+        "best of the other formats is range, and scales can win it back; what the best of them loses is mantissa, and "
+        f"only BF16 can.{' ~ marks an estimate, which no probe measured.' if guessed else ''}",
         panels=(Panel("Quantised together, all else in BF16", drawing),),
         table=Table.of(
             ("layers", "stored as", "estimated", "KL", *(f"text {index + 1}" for index in range(_texts(view)))),

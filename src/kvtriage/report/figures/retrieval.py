@@ -13,9 +13,9 @@ from kvtriage.records.trials import ScoreTrial
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.grid import GridCell, draw_grid
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
-from kvtriage.report.numbers import as_set, axis_tokens, counted, signed
+from kvtriage.report.numbers import as_set, axis_tokens, signed
 from kvtriage.report.view import CaseView
-from kvtriage.units import format_tokens
+from kvtriage.units import format_count, format_tokens
 
 __all__ = ["draw_retrieval"]
 
@@ -83,8 +83,8 @@ def draw_retrieval(view: CaseView) -> Figure | Absent:
         answer=_answer(view, list(places.values())),
         note="Each row is a depth, 0 % at the very beginning. A cell has the mean increase of the answer's NLL over "
         "BF16's, nats per token, and its title the answers found. It is the deeper in colour the larger that is, up to "
-        f"the largest or the margin of {as_set(margin)}. A cell holds at most {counted(most, 'item')}, too few to be "
-        "judged by itself: the rule reads whole lengths.",
+        f"the largest or the margin of {as_set(margin)}. A cell holds at most {format_count(most, 'item')}, too few to "
+        "be judged by itself: the rule reads whole lengths.",
         panels=tuple(panels),
         table=Table.of(heading, rows),
         facts={"margin": margin, "items of a cell": float(most)},

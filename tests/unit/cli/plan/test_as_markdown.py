@@ -27,7 +27,8 @@ def test_a_refusal_is_said() -> None:
 
 def test_what_is_assumed_and_noted_is_labelled_in_words() -> None:
     text = render_markdown(answer_of(GPT_OSS_20B, asked(skip="sliding_window")))
-    assert "Neither config.json nor a flag says so; assumed:\n\n- max_model_len = 32,768" in text
+    assert "Neither config.json nor a flag says so; assumed:\n\n- scaling = per_head (" in text
+    assert "\n- max_model_len = 32,768" in text
     assert "\n\nNote: no GPU was named" in text
     assert "said:" not in text
 

@@ -10,6 +10,7 @@ from kvtriage.cli.plan.question import Asked, open_question
 from kvtriage.errors import StudyError
 from kvtriage.kvcache.allocator import Backend, SpeculativeMethod
 from kvtriage.kvcache.policy import Scaling
+from kvtriage.kvcache.support.cautions import Severity
 from kvtriage.kvcache.versions import EngineVersion
 from tests.unit.cli.plan.plans import asked
 from tests.unit.kvcache.readers.configs import GPT_OSS_20B, LLAMA
@@ -43,7 +44,7 @@ def test_an_unquantised_cache_is_served_in_the_models_own_dtype(stated: str, gpu
 
 def test_what_is_typed_is_not_assumed() -> None:
     typed = EngineFlags(max_model_len=65_536, max_num_batched_tokens=2048, async_scheduling=False)
-    found = question(asked(engine=typed))
+    found = question(asked(scaling="per_head", engine=typed))
     assert (found.args.max_model_len, found.args.max_num_batched_tokens) == (65_536, 2048)
     assert found.said == ()
 
@@ -67,6 +68,22 @@ def test_a_gpu_without_scales_per_head_gets_one_for_each_tensor() -> None:
     assert any(said.startswith("scaling = per_tensor") for said in found.said)
     assert question(asked(gpu="h100"), LLAMA).policy.scaling is Scaling.PER_HEAD
     assert question(asked(gpu="l4", scaling="per_head"), LLAMA).policy.scaling is Scaling.PER_HEAD
+
+
+@pytest.mark.parametrize("gpu", [None, "h100"])
+def test_a_backend_without_scales_per_head_is_not_asked_for_them(gpu: str | None) -> None:
+    found = question(asked(gpu=gpu, engine=EngineFlags(attention_backend=Backend.TRITON_ATTN)), LLAMA)
+    assert found.policy.scaling is Scaling.PER_TENSOR
+    assert "scaling = per_tensor (TRITON_ATTN takes no scale for each head)" in found.said
+    assert not any(finding.severity is Severity.REFUSED for finding in found.findings)
+
+
+def test_where_the_scaling_decides_the_backend_it_is_said() -> None:
+    by_default, typed = question(asked(gpu="b200"), LLAMA), question(asked(gpu="b200", scaling="unit"), LLAMA)
+    assert by_default.args.attention_backend is Backend.FLASH_ATTN
+    assert typed.args.attention_backend is Backend.FLASHINFER
+    assert "unit and per_tensor get FLASHINFER on B200" in by_default.said[0]
+    assert "FLASHINFER" not in question(asked(gpu="h100"), LLAMA).said[0]
 
 
 def test_ngrams_turn_asynchronous_scheduling_off() -> None:

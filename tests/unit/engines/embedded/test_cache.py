@@ -35,6 +35,25 @@ def test_a_full_layer_shows_everything_in_order(codec: NativeCodec | E4M3Codec) 
 
 
 @pytest.mark.parametrize("codec", [NATIVE, FP8])
+@pytest.mark.parametrize("window", [None, WINDOW])
+@pytest.mark.parametrize("begun", [[3], [WINDOW], [7], [4, 4, 1]])
+def test_a_copy_goes_on_by_itself(codec: NativeCodec | E4M3Codec, window: int | None, begun: list[int]) -> None:
+    """With other room than the first one had, and whatever becomes of that."""
+    seen = sum(begun)
+    whole, first = (LayerCache(codec, codec, seen + room, window) for room in (6, 0))
+    fed(whole, begun)
+    fed(first, begun)
+    copy = first.copy(seen + 6)
+    for store in first.stored:
+        store.zero_()
+    for count in (4, 1, 1):
+        expected, found = (cache.append(positions(seen, count), positions(seen, count)) for cache in (whole, copy))
+        torch.testing.assert_close(found, expected)
+        seen += count
+    assert (copy.held_bytes, copy.lengths) == (whole.held_bytes, whole.lengths)
+
+
+@pytest.mark.parametrize("codec", [NATIVE, FP8])
 @pytest.mark.parametrize("chunks", [[3, 1, 1, 1, 1, 1], [8, 1, 1], [2, 2, 2, 2], [1] * 12, [4, 7, 1], [5, 5, 1], [16]])
 def test_a_sliding_layer_shows_every_query_its_window(codec: NativeCodec | E4M3Codec, chunks: list[int]) -> None:
     shown = fed(LayerCache(codec, codec, sum(chunks), WINDOW), chunks)

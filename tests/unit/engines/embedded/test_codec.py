@@ -28,6 +28,15 @@ def test_saturation_subnormals_and_signed_zero_survive_storage() -> None:
     assert stored.view(torch.uint8).flatten().tolist()[-3:-1] == [0x00, 0x80]
 
 
+def test_every_byte_comes_back_as_what_it_stands_for() -> None:
+    """Signed zeros and both kinds of NaN too, from a row that is not in one piece as well."""
+    stored = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).view(torch.float8_e4m3fn)
+    for part in (stored, stored[..., :9]):
+        found, expected = E4M3Codec(torch.ones(1)).decode(part), part.to(torch.float32)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(found.signbit(), expected.signbit())
+
+
 def test_each_head_has_its_own_scale() -> None:
     scale = torch.tensor([0.5, 4.0])
     codec = E4M3Codec(scale)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from kvtriage.engines.embedded.linear import ONEDNN, TORCH, OneDnnLinear, product_library, use_onednn
+from kvtriage.engines.embedded.linear import ONEDNN, TORCH, OneDnnLinear, has_bf16_products, product_library, use_onednn
 
 onednn = pytest.mark.skipif(product_library(torch.device("cpu")) != ONEDNN, reason="this build of torch has no oneDNN")
 
@@ -23,6 +23,19 @@ def test_a_product_is_the_product(shape: tuple[int, int], bias: bool) -> None:
     values = drawn(*shape, 48)
     want = values.double() @ linear.weight.double().T + (linear.bias.double() if bias else 0)
     torch.testing.assert_close(OneDnnLinear(linear)(values).double(), want, rtol=0, atol=2e-6)
+
+
+@onednn
+@pytest.mark.parametrize("bias", [False, True])
+def test_weights_in_bf16_are_multiplied_in_bf16(bias: bool) -> None:
+    linear = nn.Linear(48, 80, bias=bias).requires_grad_(False)
+    product = OneDnnLinear(linear)
+    product.weight = nn.Parameter(linear.weight.to(torch.bfloat16), requires_grad=False)
+    values = drawn(1, 7, 48)
+    want = (values.to(torch.bfloat16).double() @ product.weight.double().T).to(torch.bfloat16).to(torch.float32)
+    found = product(values)
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, want + linear.bias if bias else want, rtol=2**-7, atol=1e-4)
 
 
 @onednn
@@ -54,3 +67,9 @@ def test_an_accelerator_multiplies_by_itself() -> None:
 def test_a_build_without_onednn_multiplies_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert product_library(torch.device("cpu")) == TORCH
+
+
+@pytest.mark.parametrize(("able", "has"), [({"avx512_bf16": True}, True), ({"amx_bf16": False, "avx2": True}, False)])
+def test_bf16_products_are_asked_of_the_cpu(able: dict[str, bool], has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+    assert has_bf16_products() is has

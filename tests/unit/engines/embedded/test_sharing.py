@@ -99,23 +99,37 @@ def test_what_is_kept_does_not_grow_with_the_items(engine: EmbeddedEngine) -> No
     assert held[0] == (4 * LAYERS + 4) * 40 * 48 * 4
 
 
+def one_piece(*ways: object) -> Pass:
+    return Pass(ways, {0: [torch.zeros(20)]})
+
+
+def shared(passes: SharedPasses, text: ScoreRequest, way: object) -> int:
+    return passes.furthest(text, (way,), [0])[1]
+
+
 def test_beyond_the_limit_nothing_more_is_kept() -> None:
-    passes = SharedPasses(most_bytes=100)
+    passes, text = SharedPasses(most_bytes=100), ScoreRequest("item", (1, 2), 1)
     for way in ("one", "other"):
-        passes.keep((1, 2), Pass((way,), [torch.zeros(20)]))
+        passes.keep(text, one_piece(way))
     assert passes.held_bytes == 80
-    assert passes.furthest((1, 2), ("one",))[1] == 1
-    assert passes.furthest((1, 2), ("other",))[1] == 0
+    assert [shared(passes, text, way) for way in ("one", "other")] == [1, 0]
 
 
 def test_the_first_pass_of_a_text_is_kept_whatever_its_size() -> None:
     passes = SharedPasses(most_bytes=0)
-    for text in ((1,), (2,)):
+    for text in (ScoreRequest("item", (token,), 1) for token in (1, 2)):
         for way in ("one", "other"):
-            passes.keep(text, Pass((way,), [torch.zeros(20)]))
-        assert passes.furthest(text, ("one",))[1] == 1
-        assert passes.furthest(text, ("other",))[1] == 0
+            passes.keep(text, one_piece(way))
+        assert [shared(passes, text, way) for way in ("one", "other")] == [1, 0]
     assert passes.held_bytes == 80
+
+
+def test_a_text_is_resumed_in_the_pieces_that_it_was_read_in() -> None:
+    passes, text = SharedPasses(), ScoreRequest("item", (1, 2, 3), 2, cuts=(1,))
+    passes.keep(text, Pass(("one",), {1: [torch.zeros(20)]}))
+    assert passes.furthest(text, ("one",), [1])[1] == 1
+    assert passes.furthest(text, ("one",), [0, 1])[1] == 0
+    assert passes.furthest(ScoreRequest("item", (1, 2, 3), 2), ("one",), [1])[1] == 0
 
 
 def test_probes_share_with_each_other_what_goes_beyond_the_native_pass(engine: EmbeddedEngine) -> None:

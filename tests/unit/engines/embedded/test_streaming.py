@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,20 @@ from safetensors.torch import load_file, save_file
 
 from kvtriage.engines.base import Arm
 from kvtriage.engines.embedded import bounded
-from kvtriage.engines.embedded.bounded import bound_for, open_bounded_engine
+from kvtriage.engines.embedded.bounded import COMPUTE_DTYPES, BoundedEngine, _Share, bound_for, open_bounded_engine
 from kvtriage.engines.embedded.engine import open_engine
-from kvtriage.errors import KvtriageError, ModelError, StudyError, UnsupportedModel
+from kvtriage.errors import KvtriageError, ModelError, NonFinite, StudyError, UnsupportedModel
 from kvtriage.fp8.scales import fit_scales
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.spec import CacheSpec
 from tests.unit.engines import tiny
 
 FAMILIES = {"llama": tiny.llama, "gemma3": tiny.gemma3, "gemma2": tiny.gemma2, "gpt_oss": tiny.gpt_oss}
+TO_THE_BIT = [
+    *((family, 1) for family in FAMILIES.values()),
+    *((family, threads) for family in (tiny.llama, tiny.gemma3, tiny.gemma2) for threads in (2, 4)),
+]
+"""With more threads than texts, torch's products of experts depend on how many there are."""
 EDGES = (0, 8, 24)
 AMPLE = 64 << 30
 PROMPTS = [*(tiny.prompt(40, seed=seed) for seed in range(4)), tiny.prompt(30, seed=9)]
@@ -43,14 +49,14 @@ def rename(folder: Path, new_name: Callable[[str], str | None]) -> None:
     save_file({name: tensor for name, tensor in named.items() if name is not None}, file)
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_streamed_is_in_memory_to_the_bit(family: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "threads"), TO_THE_BIT)
+def test_streamed_is_in_memory_to_the_bit(family: Callable[..., Any], threads: int, tmp_path: Path) -> None:
     folder, spec = saved(tmp_path, family)
     with open_engine(folder, spec, numerics="storage", device="cpu", threads=1) as engine:
         want = engine.observe(PROMPTS, EDGES, quiet)
         scales = [fit_scales(want, spec, Scaling.PER_HEAD)]
         want_shares = engine.check_scales(PROMPTS, scales, quiet)
-    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
+    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=threads) as engine:
         got = engine.observe(PROMPTS, EDGES, quiet)
         assert engine.check_scales(PROMPTS, scales, quiet) == want_shares
     assert got.tokens == want.tokens
@@ -60,7 +66,7 @@ def test_streamed_is_in_memory_to_the_bit(family: Callable[..., Any], tmp_path: 
             np.testing.assert_array_equal(getattr(got.tensors[key], field), getattr(seen, field))
 
 
-def test_only_one_layer_is_in_memory_at_a_time(tmp_path: Path) -> None:
+def test_a_layer_is_forgotten_before_the_next(tmp_path: Path) -> None:
     folder, spec = saved(tmp_path)
     with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
         layers = engine._model.model.decoder_layers
@@ -70,37 +76,109 @@ def test_only_one_layer_is_in_memory_at_a_time(tmp_path: Path) -> None:
             held.append(sum(any(not p.is_meta for p in layer.parameters()) for layer in layers))
 
         engine.observe(PROMPTS, EDGES, count)
-        assert set(held) == {0}, "a layer is forgotten before the next is read"
+        assert set(held) == {0}, "none is left behind"
         assert len(held) == 1 + 2 * spec.num_layers, "texts of one length go together"
         head = engine._model.model._model.lm_head
         assert head.weight.is_meta
 
 
-def test_every_layer_is_read_to_the_same_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rooms", [1, 2])
+def test_layers_are_read_to_the_same_places(rooms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, spec = saved(tmp_path)
-    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
-        places = set()
+    monkeypatch.setattr(BoundedEngine, "_share", lambda *_: _Share(texts=9, workers=2, rooms=rooms))
+    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=2) as engine:
+        places: set[tuple[int, ...]] = set()
 
         def look(done: int, _total: int) -> None:
             if done:
-                places.add(tuple(room.data_ptr() for room in engine._model._room.values()))
+                places.update(tuple(room.data_ptr() for room in each.values()) for each in engine._model._rooms)
 
-        engine.observe(PROMPTS, EDGES, look)
-        assert len(places) == 1
+        engine.observe(PROMPTS[:4], EDGES, look)
+        engine.observe(PROMPTS[:4], EDGES, look)
+        assert len(places - {()}) == rooms
 
 
-def test_a_tight_bound_sends_fewer_texts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bound_is_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, spec = saved(tmp_path)
-    monkeypatch.setattr(bounded, "_most_resident_bytes", lambda: 0)
-    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
-        most = engine._texts_at_once(40)
-    assert most > len(PROMPTS)
+    monkeypatch.setattr(bounded, "peak_memory_bytes", lambda: 0)
+    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=3) as engine:
+        layer, text = engine._model.layer_bytes, 3 * 40 * 4 * 48
+        worker = 6 * 40 * 4 * 64 + engine._model.largest_tensor_bytes
+
+        def share(left: int, texts: int = 9) -> _Share:
+            """Where so many bytes are left beside one layer and one text in it."""
+            engine._bound_bytes = layer + worker + text + left
+            return engine._share(texts, 40)
+
+        assert share(0) == _Share(texts=1, workers=1, rooms=1)
+        assert share(text) == _Share(texts=2, workers=1, rooms=1), "one that waits takes less than one in a layer"
+        assert share(worker + text) == _Share(texts=2, workers=2, rooms=1)
+        assert share(2 * worker + 8 * text) == _Share(texts=9, workers=3, rooms=1), "a thread each"
+        assert share(2 * worker + 8 * text + layer) == _Share(texts=9, workers=3, rooms=2)
+        assert share(layer, texts=1) == _Share(texts=1, workers=1, rooms=2)
+
+
+def test_a_bound_that_holds_no_text_is_refused(tmp_path: Path) -> None:
+    folder, spec = saved(tmp_path)
     with (
         pytest.raises(StudyError, match="are not enough: one layer and one text of 40 tokens need") as caught,
         open_bounded_engine(folder, spec, bound_bytes=1, device="cpu", threads=1) as engine,
     ):
         engine.observe(PROMPTS, EDGES, quiet)
     assert "--memory-bound" in caught.value.hint
+
+
+def test_a_models_own_code_reads_one_text_at_a_time(tmp_path: Path) -> None:
+    folder, spec = saved(tmp_path)
+    with open_bounded_engine(
+        folder, spec, bound_bytes=AMPLE, device="cpu", threads=2, trust_remote_code=True
+    ) as engine:
+        assert engine._share(9, 40).workers == 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_behind_the_last_k_and_v_nothing_is_computed(threads: int, tmp_path: Path) -> None:
+    folder, spec = saved(tmp_path)
+    ran: list[str] = []
+    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=threads) as engine:
+        decoder = engine._model.model.decoder
+        watched = {"first": decoder.layers[0].mlp, "last": decoder.layers[-1].mlp, "norm": decoder.norm}
+        for name, module in watched.items():
+            module.register_forward_hook(lambda *_, name=name: ran.append(name))
+        engine.observe(PROMPTS, EDGES, quiet)
+    assert set(ran) == {"first"}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_range_that_is_not_finite_ends_all(threads: int, tmp_path: Path) -> None:
+    folder, spec = saved(tmp_path)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.1.self_attn.k_proj.weight"][0, 0] = float("inf")
+    save_file(tensors, file)
+    with (
+        pytest.raises(NonFinite, match="K of layer 1"),
+        open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=threads) as engine,
+    ):
+        engine.observe(PROMPTS, EDGES, quiet)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("kvtriage")]
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_products_in_bf16_move_scales_a_little(family: Callable[..., Any], tmp_path: Path) -> None:
+    folder, spec = saved(tmp_path, family)
+    found = {}
+    for dtype in COMPUTE_DTYPES:
+        with open_bounded_engine(
+            folder, spec, bound_bytes=AMPLE, device="cpu", threads=1, compute_dtype=dtype
+        ) as engine:
+            assert engine.info().compute_dtype == dtype
+            found[dtype] = engine.observe(PROMPTS, EDGES, quiet)
+            rooms = {room.dtype for room in engine._model._rooms[0].values()}
+            assert rooms == {torch.float32, COMPUTE_DTYPES[dtype]}
+    exact, rounded = (np.concatenate([seen.amax for seen in found[d].tensors.values()]) for d in COMPUTE_DTYPES)
+    assert (exact != rounded).any()
+    np.testing.assert_allclose(rounded, exact, rtol=0.05)
 
 
 def test_a_streamed_model_only_calibrates(tmp_path: Path) -> None:
@@ -111,6 +189,27 @@ def test_a_streamed_model_only_calibrates(tmp_path: Path) -> None:
         with pytest.raises(StudyError, match="can be calibrated here and nothing else"):
             engine.probe([], [], quiet)
         assert "layers streamed" in engine.info().backend
+
+
+def test_without_onednn_there_are_no_products_in_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, spec = saved(tmp_path)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    with (
+        pytest.raises(UnsupportedModel, match="only oneDNN multiplies in bfloat16"),
+        open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1, compute_dtype="bfloat16"),
+    ):
+        raise AssertionError
+
+
+def test_a_tokenizer_is_loaded_when_it_is_asked_for(tmp_path: Path) -> None:
+    folder, spec = saved(tmp_path)
+    tokenizer = folder / "tokenizer.json"
+    text = tokenizer.read_bytes()
+    tokenizer.unlink()
+    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
+        tokenizer.write_bytes(text)
+        assert engine.tokenizer.encode("w3 w1") == [3, 1]
+        assert engine.tokenizer is engine.tokenizer
 
 
 def test_names_may_have_any_prefix(tmp_path: Path) -> None:

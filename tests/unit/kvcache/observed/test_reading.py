@@ -36,9 +36,7 @@ def test_a_log_of_today() -> None:
         num_speculative_tokens=0,
         attention_backend="FLASH_ATTN",
     )
-    assert observed.reported == Reported(
-        available_gib=(16.0,), kv_cache_tokens=(695_981,), max_concurrency=21.24, is_one_line=True
-    )
+    assert observed.reported == Reported(available_gib=(16.0,), kv_cache_tokens=(695_981,), max_concurrency=21.24)
 
 
 def test_a_log_in_two_lines_and_in_colour() -> None:

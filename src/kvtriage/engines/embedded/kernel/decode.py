@@ -19,10 +19,10 @@ import numpy as np
 from numba import types
 
 from kvtriage.engines.embedded.kernel.control import keep_subnormals, restore
+from kvtriage.engines.embedded.kernel.instructions import place_of
 from kvtriage.engines.embedded.kernel.machine import PIECE_LANES, Machine
 from kvtriage.engines.embedded.kernel.softmax import cap_scores, largest, raise_tops, scores_to_weights
 from kvtriage.engines.embedded.kernel.tiles import WIDENED, add_values, score_tokens, widen
-from kvtriage.engines.embedded.kernel.writer import place_of
 
 __all__ = ["SPLIT", "Shape", "compile_attend", "compile_join", "this_machine"]
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kvtriage.engines.embedded.attention import AttentionCall
+from kvtriage.engines.embedded.cache import Write
 
 __all__ = ["Decode", "DecodeKernel", "NoKernel", "open_decode"]
 
@@ -45,9 +46,10 @@ class DecodeKernel:
     """Attention of one query token per sequence over stored bytes; see `open_decode`."""
 
     def __init__(self, threads: int, pool: ThreadPoolExecutor | None) -> None:
-        from kvtriage.engines.embedded.kernel import decode
+        from kvtriage.engines.embedded.kernel import decode, write
 
         self._decode = decode
+        self._write = write
         self._threads = threads
         self._pool = pool
         self._join = decode.compile_join()
@@ -57,6 +59,17 @@ class DecodeKernel:
     def prepare(self, group: int, dim: int, dim_v: int, key: torch.dtype, value: torch.dtype) -> None:
         """Compile now for `group` query heads per KV head, so that no decode step has to wait for it."""
         self._attend_for(group, dim, dim_v, key, value)
+
+    def writer(self, dtype: torch.dtype, scale: npt.NDArray[np.float32]) -> Write | None:
+        """What stores one token of each sequence, divided by scale [Hkv], in this dtype; None where the codecs have to.
+        Compiled before it is returned.
+        """
+        fmt = _name(dtype)
+        if fmt not in self._write.WRITTEN:
+            return None
+        if fmt not in self._compiled:
+            self._compiled[fmt] = self._write.compile_write(fmt)
+        return functools.partial(_write_rows, self._compiled[fmt], scale)
 
     def attend(
         self,
@@ -106,8 +119,8 @@ class DecodeKernel:
     def _attend_for(self, group: int, dim: int, dim_v: int, key: torch.dtype, value: torch.dtype) -> Any:
         asked = (group, dim, dim_v, key, value)
         if asked not in self._compiled:
-            names = (str(key).removeprefix("torch."), str(value).removeprefix("torch."))
-            self._compiled[asked] = self._decode.compile_attend(self._decode.Shape(group, dim, dim_v, *names))
+            shape = self._decode.Shape(group, dim, dim_v, _name(key), _name(value))
+            self._compiled[asked] = self._decode.compile_attend(shape)
         return self._compiled[asked]
 
 
@@ -147,6 +160,16 @@ def _numba_version() -> str:
     import numba
 
     return str(numba.__version__)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _write_rows(
+    write: Any, scale: npt.NDArray[np.float32], fresh: Tensor, store: Tensor, places: npt.NDArray[np.int64]
+) -> None:
+    write(fresh[:, :, 0].contiguous().numpy(), scale, _numpy(store), places)
 
 
 def _numpy(stored: Tensor) -> npt.NDArray[Any]:

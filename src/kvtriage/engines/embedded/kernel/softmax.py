@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kvtriage.engines.embedded.kernel.writer import Writer
+from kvtriage.engines.embedded.kernel.instructions import Writer
 
 __all__ = ["cap_scores", "largest", "raise_tops", "scores_to_weights"]
 

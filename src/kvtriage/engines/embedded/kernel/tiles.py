@@ -1,8 +1,8 @@
 """The steps of attention that read K and V. Each is an intrinsic that writes its own vector instructions.
 
-Arrays come as places (`writer.place_of`), with the number of their first element. What is known while numba compiles
-(heads, dim, tokens, the format's name) arrives as a literal, so that loops over it are unrolled and
-sums stay in registers. Scores of one block lie as [heads, block]. What is read is fetched ahead.
+Arrays come as places (`instructions.place_of`), with the number of their first element. What is known while numba
+compiles (heads, dim, tokens, the format's name) arrives as a literal, so that loops over it are unrolled and
+sums stay in registers. Scores of one block lie as [heads, block]. Meanwhile other rows are fetched, as the caller asks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from kvtriage.engines.embedded.kernel.instructions import Writer
 from kvtriage.engines.embedded.kernel.machine import PIECE_LANES
-from kvtriage.engines.embedded.kernel.writer import Writer
 
 __all__ = ["WIDENED", "add_values", "score_tokens", "widen"]
 

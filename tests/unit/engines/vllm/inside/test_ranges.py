@@ -7,7 +7,6 @@ import pytest
 import torch
 from kvtriage_ranges import EXPONENT_MAX, EXPONENT_MIN, OutOfRange, Ranges
 
-from kvtriage.engines.embedded.attention import AttentionCall
 from kvtriage.engines.embedded.observing import RangeObserver, ScaleObserver
 from kvtriage.fp8 import stats
 from kvtriage.fp8.scales import LayerScales, ScaleSet
@@ -40,7 +39,8 @@ def values() -> torch.Tensor:
 def of_the_embedded_engine(x: torch.Tensor) -> dict[str, RangeStats]:
     observer = RangeObserver(spec(), EDGES)
     one = x.transpose(0, 1)[None]
-    observer.attend(AttentionCall(0, one, one, one, 1.0, None, None, None))
+    for tensor in "qkv":
+        observer.look(0, tensor, one)
     return {tensor: found for (_, tensor), found in observer.stats(TOKENS).tensors.items()}
 
 
@@ -96,7 +96,8 @@ def test_out_of_range_counts_equal_the_embedded_engines() -> None:
     sets = [ScaleSet(Scaling.PER_HEAD, (LayerScales(0, tuple(s), tuple(s), tuple(s)),)) for s in scales]
     observer = ScaleObserver(spec(), sets)
     one = x.transpose(0, 1)[None]
-    observer.attend(AttentionCall(0, one, one, one, 1.0, None, None, None))
+    for tensor in "qkv":
+        observer.look(0, tensor, one)
     for found, expected in zip(counts.reply(range(HEADS)), observer.held_out(TOKENS), strict=True):
         shares = {share.head: share for share in expected.shares if share.tensor == "k"}
         for head in range(HEADS):

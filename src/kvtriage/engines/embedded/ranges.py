@@ -1,0 +1,82 @@
+"""Range statistics of Q, K or V of one text: few passes over few bytes.
+
+Memory that is new costs more than arithmetic, and a core has about a MiB close by. So the many passes, of which
+eight sub-octaves need most, are made over pieces of that size and in place. Axes: n heads of [n, T, D].
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kvtriage.fp8.e4m3 import SUB_OCTAVES
+from kvtriage.fp8.stats import EXPONENT_MAX, EXPONENT_MIN, RangeStats
+
+__all__ = ["as_float64", "range_stats"]
+
+_AT_A_TIME = 1 << 16
+"""Elements that are rounded at a time: 256 KiB, and twice as much beside them."""
+_SPLITTER = float((1 << 20) + 1)
+"""What float32's 24 significant bits are multiplied by to be cut to E4M3's 4."""
+
+
+def range_stats(values: Tensor, edges: tuple[int, ...], *, mantissa: bool) -> RangeStats:
+    """Of values [n, T, D], float32; position buckets by their lower edges. `mantissa`: with its squared errors."""
+    heads, tokens, _ = values.shape
+    magnitude = values.abs().contiguous()
+    by_position = magnitude.amax(dim=2)
+    ends = (*edges[1:], max(tokens, edges[-1]) + 1)
+    buckets = [by_position[:, start:end] for start, end in zip(edges, ends, strict=True)]
+    largest = [as_float64(b.amax(dim=1)) if b.shape[1] else np.zeros(heads) for b in buckets]
+    exponents, zeros = _exponent_counts(magnitude)
+    return RangeStats(
+        amax=as_float64(by_position.amax(dim=1)),
+        exponents=exponents,
+        zeros=zeros,
+        amax_by_position=np.stack(largest, axis=1),
+        mantissa_sse=_mantissa_errors(values) if mantissa else np.zeros((heads, 0)),
+    )
+
+
+def _exponent_counts(magnitude: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Non-zero elements by floor(log2 |x|), [n, E], and zeros, [n]: read off the bits of dense float32."""
+    heads = magnitude.shape[0]
+    biased = magnitude.view(torch.int32) >> 23
+    biased += 256 * torch.arange(heads, dtype=torch.int32, device=magnitude.device)[:, None, None]
+    counts = torch.bincount(biased.flatten(), minlength=256 * heads).view(heads, 256).cpu().numpy()
+    zeros = np.zeros(heads, dtype=np.int64)
+    if counts[:, 0].any():  # zeros, and numbers below the normal range of float32
+        zeros = (magnitude == 0).sum(dim=(1, 2)).cpu().numpy()
+    low, high = EXPONENT_MIN + 127, EXPONENT_MAX + 127
+    found = counts[:, low : high + 1].copy()
+    found[:, 0] += counts[:, :low].sum(axis=1) - zeros
+    found[:, -1] += counts[:, high + 1 :].sum(axis=1)
+    return found, zeros
+
+
+def _mantissa_errors(values: Tensor) -> npt.NDArray[np.float64]:
+    """Squared error of `round_mantissa` at each sub-octave: [n, S].
+
+    Veltkamp's splitting takes three operations for the eight on the bits of a float: it rounds to nearest as well,
+    and where it breaks a tie the other way, the error is as large. Sums over a piece's tokens are float32, and those
+    over its channels and over pieces float64; no thread takes part of one.
+    """
+    heads, _, dim = values.shape
+    found = np.zeros((len(SUB_OCTAVES), heads))
+    for piece in torch.split(values, max(1, _AT_A_TIME // (heads * dim)), dim=1):
+        own = piece.contiguous()
+        scaled, beyond, error = (torch.empty_like(own) for _ in range(3))
+        sums = own.new_empty((len(SUB_OCTAVES), heads, dim))
+        for index, position in enumerate(SUB_OCTAVES):
+            torch.mul(own, 1 / position, out=scaled)
+            torch.mul(scaled, _SPLITTER, out=error)
+            torch.sub(error, scaled, out=beyond)
+            torch.sum(error.sub_(beyond).sub_(scaled).square_(), dim=1, out=sums[index])
+        found += as_float64(sums).sum(axis=2)
+    return (found * np.square(SUB_OCTAVES)[:, None]).T
+
+
+def as_float64(values: Tensor) -> npt.NDArray[np.float64]:
+    return values.to(torch.float64).cpu().numpy()

@@ -1,0 +1,74 @@
+"""The weights of a checkpoint where they lie: safetensors files, read a tensor at a time."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from kvtriage.errors import ModelError
+
+__all__ = ["Weights", "open_weights"]
+
+_Taken = TypeVar("_Taken")
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The tensors of a checkpoint: name → the file that holds it."""
+
+    files: Mapping[str, Path]
+
+    def count_elements(self) -> int:
+        """Of all tensors, by the files' headers. Raises ModelError."""
+        return sum(self._look(name, lambda stored: stored.numel()) for name in self.files)
+
+    def read_into(self, name: str, room: Tensor) -> None:
+        """Fill `room` with a tensor of its shape. Raises ModelError."""
+        self._look(name, functools.partial(_fill, name, room))
+
+    def read_rows(self, name: str, rows: Tensor) -> Tensor:
+        """The given rows [n] of a matrix in float32: [n, columns]. Raises ModelError."""
+        return self._look(name, lambda stored: stored[rows].to(torch.float32))
+
+    def _look(self, name: str, take: Callable[[Tensor], _Taken]) -> _Taken:
+        """The file is mapped for this one look, so that none of it stays in memory."""
+        try:
+            with safe_open(self.files[name], "pt") as file:
+                return take(file.get_tensor(name))
+        except (OSError, SafetensorError, IndexError) as error:
+            raise ModelError(
+                f"cannot read {name} in {self.files[name]}: {error}", hint="download or copy the file again"
+            ) from error
+
+
+def _fill(name: str, room: Tensor, stored: Tensor) -> None:
+    if stored.shape != room.shape:
+        raise ModelError(
+            f"{name} has the shape {list(stored.shape)} in the weights and {list(room.shape)} by config.json",
+            hint="the weights and config.json belong to different models",
+        )
+    room.copy_(stored)
+
+
+def open_weights(folder: Path) -> Weights:
+    """Which file of `folder` holds which tensor. Raises ModelError."""
+    try:
+        if (folder / _INDEX).is_file():
+            stated = json.loads((folder / _INDEX).read_bytes())["weight_map"]
+            return Weights({str(name): folder / Path(str(file)).name for name, file in stated.items()})
+        with safe_open(folder / _SINGLE, "pt") as file:
+            return Weights(dict.fromkeys(file.keys(), folder / _SINGLE))
+    except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
+        raise ModelError(
+            f"cannot read which weights {folder} holds: {error}", hint="download or copy the model again"
+        ) from error
