@@ -19,8 +19,8 @@ import numpy as np
 from numba import types
 
 from kvtriage.engines.embedded.kernel.control import keep_subnormals, restore
-from kvtriage.engines.embedded.kernel.instructions import place_of
-from kvtriage.engines.embedded.kernel.machine import PIECE_LANES, Machine
+from kvtriage.engines.embedded.kernel.instructions import line_of, place_of
+from kvtriage.engines.embedded.kernel.machine import LINE_BYTES, PIECE_LANES, Machine
 from kvtriage.engines.embedded.kernel.softmax import cap_scores, largest, raise_tops, scores_to_weights
 from kvtriage.engines.embedded.kernel.tiles import WIDENED, add_values, score_tokens, widen
 
@@ -33,7 +33,11 @@ _MOST_HEADS = 8
 """Query heads whose sums are kept in registers together; a larger group is taken in several passes."""
 
 _LONGEST_BEHIND = 256
-"""Bytes of a row up to which values are added one block behind the scores."""
+"""Bytes of a row up to which values are added one block behind the scores, where several heads share a row: one head
+multiplies so little that it waits for memory in any order, and for less of it in the older one."""
+
+_LINE = LINE_BYTES // 4
+"""float32 that an array has to spare, so that it can begin with a cache line."""
 
 _LN2 = math.log(2.0)
 
@@ -91,7 +95,7 @@ def compile_attend(shape: Shape) -> Any:
     k_widening = machine.key_widening(key_format, dim) if passes == 1 else machine.widening(key_format, dim)
     v_widening = machine.widening(value_format, dim_v)
     longest, lanes = max(dim * _BYTES[key_format], dim_v * _BYTES[value_format]), machine.lanes
-    behind = dim != dim_v or longest <= _LONGEST_BEHIND
+    behind = heads > 1 and (dim != dim_v or longest <= _LONGEST_BEHIND)
     block = machine.block(longest) if behind else machine.block(1)
     tokens = machine.tokens(heads, k_widening.lot)
     copies = machine.copies(k_widening.lot)
@@ -190,12 +194,12 @@ def compile_attend(shape: Shape) -> Any:
             return
         control = keep_subnormals()
         kv_heads, slots, splits = key.shape[1], key.shape[2], tops.shape[2]
-        scores = np.empty(2 * group * block, np.float32)
+        scores = np.empty(2 * group * block + _LINE, np.float32)
         found, shrinks = np.empty(group, np.float32), np.empty(group, np.float32)
         totals_by_lane = np.empty(group * lanes, np.float32)
-        q = np.empty(group * dim * copies, np.float32)
+        queries = np.empty(group * dim * copies + _LINE, np.float32)
         ordered = np.empty(dim_v, np.float32)
-        wide = np.empty(block * max(dim, dim_v) if passes > 1 else 0, np.float32)
+        wide = np.empty((block * max(dim, dim_v) if passes > 1 else 0) + _LINE, np.float32)
         for item in range(first_item, key.shape[0] * kv_heads * splits, step):
             b, head, split = item // (kv_heads * splits), item // splits % kv_heads, item % splits
             start = spans[b, 0] + split * SPLIT
@@ -203,7 +207,7 @@ def compile_attend(shape: Shape) -> Any:
             top, total, sums = tops[b, head, split], totals[b, head, split], outputs[b, head, split]
             top[:], totals_by_lane[:] = -np.inf, 0.0
             sums[:] = 0.0
-            factor = np.float32(k_scale[head] * scaling * k_before)
+            factor, q = np.float32(k_scale[head] * scaling * k_before), line_of(queries)
             for g in range(group):
                 for d in range(dim):
                     dealt = _dealt(d, k_lot)
@@ -211,9 +215,9 @@ def compile_attend(shape: Shape) -> Any:
                         at = (dealt // PIECE_LANES * copies + copy) * PIECE_LANES + dealt % PIECE_LANES
                         q[g * dim * copies + at] = query[b, head, g, d] * factor
             attend_blocks(
-                place_of(q), place_of(key), place_of(value), (b * kv_heads + head) * slots, start, stop, softcap,
-                place_of(scores), place_of(found), place_of(top), place_of(shrinks), place_of(totals_by_lane),
-                place_of(sums), place_of(wide),
+                q, place_of(key), place_of(value), (b * kv_heads + head) * slots, start, stop, softcap,
+                line_of(scores), place_of(found), place_of(top), place_of(shrinks), place_of(totals_by_lane),
+                place_of(sums), line_of(wide),
             )  # fmt: skip
             for g in range(group):
                 total[g] = totals_by_lane[g * lanes : (g + 1) * lanes].sum() * np.float32(v_undone)

@@ -9,10 +9,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kvtriage.engines.embedded.kernel.machine import Machine
+from kvtriage.engines.embedded.kernel.machine import LINE_BYTES, Machine
 from kvtriage.engines.embedded.kernel.vectors import Vectors
 
-__all__ = ["Writer", "place_of"]
+__all__ = ["Writer", "line_of", "place_of"]
 
 _STEP = 16
 """Elements widened at once where the sums leave room: bytes of one register, on their way through 16 bits."""
@@ -57,6 +57,20 @@ def place_of(_typing: Any, array: Any) -> Any:
 
 def _write_place(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return context.make_array(signature.args[0])(context, builder, args[0]).data
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def line_of(_typing: Any, array: Any) -> Any:
+    """The first place of an array that begins a cache line, for an array that has a line to spare: vectors read there
+    never take a part of two lines, which would be read twice.
+    """
+    return types.CPointer(array.dtype)(array), _write_line
+
+
+def _write_line(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    place = _write_place(context, builder, signature, args)
+    beyond = builder.add(builder.ptrtoint(place, _I64), _I64(LINE_BYTES - 1))
+    return builder.inttoptr(builder.and_(beyond, _I64(-LINE_BYTES)), place.type)
 
 
 def _argument(context: Any, builder: Any, kind: Any, value: Any) -> Any:
