@@ -32,8 +32,8 @@ class Beginning:
 
     @property
     def first_layer(self) -> int:
-        """That was stored."""
-        return next((index for index, cache in enumerate(self.caches) if cache.seen), 0)
+        """From which all of it was stored. Below, an arm that resumed there holds none, or what is shorter."""
+        return next((index for index, cache in enumerate(self.caches) if cache.seen == self.tokens), 0)
 
     @property
     def held_bytes(self) -> int:

@@ -213,6 +213,24 @@ def test_an_arm_whose_earlier_layers_are_gone_reads_them_anew(engine: EmbeddedEn
 
 
 @llama_alone
+def test_a_beginning_that_was_resumed_half_way_is_no_whole_one(engine: EmbeddedEngine) -> None:
+    """An arm reads a beginning itself, resumes the piece behind it from another arm, and reads the next text alone."""
+    native, _, _, skip_first, *_ = arms_of(engine)
+    alike = tiny.prompt(2 * CUT, seed=90)
+    ends = [(*alike[:CUT], *tiny.prompt(CUT, seed=91)), alike, alike]
+    plain = [ScoreRequest(str(n), (*end, *tiny.prompt(60, seed=n)), 2 * CUT + 40) for n, end in enumerate(ends)]
+    first, second, third = cut_where_alike(plain)
+    assert (first.cuts, second.cuts, third.cuts) == ((CUT,), (CUT, 2 * CUT), (CUT, 2 * CUT))
+    score(engine, skip_first, first)
+    for arm in (native, skip_first):
+        score(engine, arm, second)
+    engine._passes = SharedPasses()
+    found = score(engine, skip_first, third)
+    forget(engine)
+    assert torch.equal(found, score(engine, skip_first, third))
+
+
+@llama_alone
 def test_a_beginning_that_overflows_is_not_kept(folder: Path) -> None:
     engine = opened(folder, 1)
     weight = engine._model.decoder_layers[1].get_submodule("self_attn.v_proj").get_parameter("weight")
