@@ -9,10 +9,11 @@ the next. Every text is computed by itself, as it is by a model in memory, so th
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
 
@@ -20,6 +21,7 @@ import torch
 import transformers
 from accelerate import init_empty_weights
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 from torch.overrides import TorchFunctionMode
 
 from kvtriage.engines.embedded.attention import ATTENTION, SeenEnough, register
@@ -34,7 +36,6 @@ from kvtriage.kvcache.spec import CacheSpec
 __all__ = ["StreamedModel", "load_streamed_model"]
 
 _LAYERS = "layers."
-_SIZES = {torch.float32: 4, torch.bfloat16: 2}
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +48,16 @@ class _Passage(Generic[SeenBy]):
     pool: ThreadPoolExecutor
     rooms: int
     progress: Callable[[], object]
+    left: dict[tuple[int, int], MutableMapping[Any, Any]] = field(default_factory=dict)
+    """What a layer leaves for later ones, such as K and V that these share: by text, and by what all are given."""
+
+    def own(self, value: Any, text: int, texts: int) -> Any:
+        """One text's part of an argument; what all texts have alike, whole."""
+        if isinstance(value, MutableMapping):
+            return self.left.setdefault((text, id(value)), copy.copy(value))
+        if isinstance(value, Tensor) and value.dim() > 1 and texts > 1 and value.shape[0] == texts:
+            return value[text : text + 1]
+        return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +85,25 @@ class _Unfilled(TorchFunctionMode):
         return func(*args, **named)
 
 
+class _RowsFromDisk(TorchFunctionMode):
+    """Rows of embeddings are read as they are asked for, by whatever a module makes of its arguments."""
+
+    def __init__(self, weights: Weights, names: Mapping[int, str]) -> None:
+        """names: of the embeddings' tensors, by their ids."""
+        super().__init__()
+        self._weights = weights
+        self._names = names
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = self._names.get(id(args[1])) if func is embedding else None
+        if name is None:
+            return func(*args, **kwargs or {})
+        rows, indices = torch.unique(args[0], return_inverse=True)
+        return embedding(indices, self._weights.read_rows(name, rows))
+
+
 class StreamedModel:
     """Forward passes of a model whose weights stay on disk; nothing can be predicted with it."""
 
@@ -87,6 +117,8 @@ class StreamedModel:
         """Tensors of two layers, filled anew for each: what is given back is not always found again."""
         self._coming: dict[int, list[Future[None]]] = {}
         """Layers that are being read, by index."""
+        self._embeddings: dict[int, str] = {}
+        """Names of their tensors, by the tensors' ids."""
         for name, module in _outside_layers(model.decoder):
             self._prepare(name, module)
         for index, layer in enumerate(model.decoder_layers):
@@ -124,32 +156,27 @@ class StreamedModel:
         in the order of the texts. `rooms`: 2 to read a layer when the last texts of the one before are in it, else 1.
         `progress`: after each layer."""
         self._coming.clear()
-        self._model.forward_hidden(token_ids, _Passage(observer, seen, pool, rooms, progress))
+        with _RowsFromDisk(self._weights, self._embeddings):
+            self._model.forward_hidden(token_ids, _Passage(observer, seen, pool, rooms, progress))
 
     def _prepare(self, name: str, module: nn.Module) -> None:
         """What lies outside the layers is read now, an embedding row by row when it is asked."""
         if isinstance(module, nn.Embedding):
-            module.padding_idx = None
-            module.register_forward_pre_hook(functools.partial(self._read_rows, f"{self._prefix}{name}.weight"))
+            self._embeddings[id(module.weight)] = f"{self._prefix}{name}.weight"
             return
-        for own, parameter in list(module.named_parameters(recurse=False)):
-            room = torch.empty(parameter.shape)
+        for own, value in _stored(module).items():
+            room = torch.empty(value.shape, dtype=value.dtype)
             self._weights.read_into(f"{self._prefix}{name}.{own}" if name else self._prefix + own, room)
-            setattr(module, own, _frozen(room))
-
-    def _read_rows(self, name: str, module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        rows, indices = torch.unique(arguments[0], return_inverse=True)
-        module.weight = _frozen(self._weights.read_rows(name, rows))
-        return (indices, *arguments[1:])
+            setattr(module, own, _frozen(room) if isinstance(value, nn.Parameter) else room)
 
     def _dtypes(self, layer: nn.Module) -> dict[str, torch.dtype]:
         """What each tensor of a layer is computed with."""
         products = {f"{name}.weight" for name, module in layer.named_modules() if type(module) is OneDnnLinear}
-        return {name: self._products if name in products else torch.float32 for name in layer.state_dict()}
+        return {name: self._products if name in products else v.dtype for name, v in layer.state_dict().items()}
 
     def _tensor_bytes(self, layer: nn.Module) -> list[int]:
         values, dtypes = layer.state_dict(), self._dtypes(layer)
-        return [_SIZES[dtypes[name]] * value.numel() for name, value in values.items()]
+        return [dtypes[name].itemsize * value.numel() for name, value in values.items()]
 
     def _begin_layer(self, index: int, room: dict[str, Tensor], pool: ThreadPoolExecutor) -> None:
         layer = self._model.decoder_layers[index]
@@ -185,44 +212,46 @@ class StreamedModel:
         kvtriage: _Passage[SeenBy],
         **kwargs: Any,
     ) -> Any:
-        """A layer's own forward for each text of hidden [B, T, hidden_size], in place."""
-        texts = hidden.shape[0]
+        """A layer's own forward for each text of hidden [B, T, hidden_size], or [N, B, T, hidden_size] where a model
+        has N streams, in place."""
+        axis = hidden.dim() - 3
+        texts = hidden.shape[axis]
 
         @torch.inference_mode()
         def read(text: int) -> _Passed[SeenBy]:
-            own = functools.partial(_own, text=text, texts=texts)
+            own = functools.partial(kvtriage.own, text=text, texts=texts)
+            place = hidden.narrow(axis, text, 1)
             named = {key: own(value) for key, value in kwargs.items()}
             seen = kvtriage.observer()
             try:
-                output = forward(own(hidden), *map(own, args), **named, kvtriage=seen)
+                output = forward(place, *map(own, args), **named, kvtriage=seen)
             except SeenEnough:
                 return _Passed(seen, ended=True)
-            hidden[text] = (output[0] if isinstance(output, tuple) else output)[0]
+            place.copy_(output[0] if isinstance(output, tuple) else output)
             return _Passed(seen, output[1:] if isinstance(output, tuple) else None)
 
         here, there = (self._rooms[at % kvtriage.rooms] for at in (index, index + 1))
+        empty = layer.state_dict()
         layer.load_state_dict(self._read_layer(index, here, kvtriage.pool), assign=True)
         passages = kvtriage.pool.map(read, range(texts))
         if kvtriage.rooms > 1 and index + 1 < len(self._model.decoder_layers):
             self._begin_layer(index + 1, there, kvtriage.pool)
         for passed in passages:
             kvtriage.seen.join(passed.seen)
-        layer.to("meta")
+        layer.load_state_dict(empty, assign=True)
         kvtriage.progress()
         if passed.ended:
             raise SeenEnough
         return hidden if passed.beside is None else (hidden, *passed.beside)
 
 
-def _own(value: Any, text: int, texts: int) -> Any:
-    """One text's part of an argument; what all texts have alike, whole."""
-    if isinstance(value, Tensor) and value.dim() > 1 and texts > 1 and value.shape[0] == texts:
-        return value[text : text + 1]
-    return value
-
-
 def _frozen(values: Tensor) -> nn.Parameter:
     return nn.Parameter(values, requires_grad=False)
+
+
+def _stored(module: nn.Module) -> dict[str, Tensor]:
+    """A module's own tensors that a checkpoint holds."""
+    return {name: value for name, value in module.state_dict(keep_vars=True).items() if "." not in name}
 
 
 def _outside_layers(decoder: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -269,7 +298,7 @@ def load_streamed_model(
 
 def _find_prefix(decoder: nn.Module, weights: Weights) -> str:
     """What the checkpoint puts before the decoder's own names: 'model.', 'language_model.model.', ''."""
-    wanted = [name for name, _ in decoder.named_parameters()]
+    wanted = list(decoder.state_dict())
     tails = [name for name in weights.files if f".{name}".endswith(f".{wanted[0]}")]
     for prefix in sorted((name.removesuffix(wanted[0]) for name in tails), key=len):
         missing = next((name for name in wanted if prefix + name not in weights.files), None)
