@@ -82,32 +82,6 @@ def gpt_oss(**changes: Any) -> transformers.GptOssConfig:
     return transformers.GptOssConfig(**settings | changes)
 
 
-def gemma3n(**changes: Any) -> transformers.Gemma3nTextConfig:
-    """Two streams of hidden states; the last two layers share the K and V of earlier ones."""
-    layers = 6
-    settings: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "vocab_size_per_layer_input": VOCABULARY,
-        "hidden_size": 48,
-        "hidden_size_per_layer_input": 8,
-        "intermediate_size": [64] * layers,
-        "activation_sparsity_pattern": [0.0] * layers,
-        "num_hidden_layers": layers,
-        "num_kv_shared_layers": 2,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 256,
-        "sliding_window": WINDOW,
-        "layer_types": ["sliding_attention", "full_attention"] * (layers // 2),
-        "altup_num_inputs": 2,
-        "laurel_rank": 4,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    return transformers.Gemma3nTextConfig(**settings | changes)
-
-
 def opt() -> transformers.OPTConfig:
     """Positions are looked up by what the model makes of a mask."""
     return transformers.OPTConfig(

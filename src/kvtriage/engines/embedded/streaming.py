@@ -9,11 +9,10 @@ the next. Every text is computed by itself, as it is by a model in memory, so th
 
 from __future__ import annotations
 
-import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
@@ -48,16 +47,6 @@ class _Passage(Generic[SeenBy]):
     pool: ThreadPoolExecutor
     rooms: int
     progress: Callable[[], object]
-    left: dict[tuple[int, int], MutableMapping[Any, Any]] = field(default_factory=dict)
-    """What a layer leaves for later ones, such as K and V that these share: by text, and by what all are given."""
-
-    def own(self, value: Any, text: int, texts: int) -> Any:
-        """One text's part of an argument; what all texts have alike, whole."""
-        if isinstance(value, MutableMapping):
-            return self.left.setdefault((text, id(value)), copy.copy(value))
-        if isinstance(value, Tensor) and value.dim() > 1 and texts > 1 and value.shape[0] == texts:
-            return value[text : text + 1]
-        return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,22 +201,19 @@ class StreamedModel:
         kvtriage: _Passage[SeenBy],
         **kwargs: Any,
     ) -> Any:
-        """A layer's own forward for each text of hidden [B, T, hidden_size], or [N, B, T, hidden_size] where a model
-        has N streams, in place."""
-        axis = hidden.dim() - 3
-        texts = hidden.shape[axis]
+        """A layer's own forward for each text of hidden [B, T, hidden_size], in place."""
+        texts = hidden.shape[0]
 
         @torch.inference_mode()
         def read(text: int) -> _Passed[SeenBy]:
-            own = functools.partial(kvtriage.own, text=text, texts=texts)
-            place = hidden.narrow(axis, text, 1)
+            own = functools.partial(_own, text=text, texts=texts)
             named = {key: own(value) for key, value in kwargs.items()}
             seen = kvtriage.observer()
             try:
-                output = forward(place, *map(own, args), **named, kvtriage=seen)
+                output = forward(own(hidden), *map(own, args), **named, kvtriage=seen)
             except SeenEnough:
                 return _Passed(seen, ended=True)
-            place.copy_(output[0] if isinstance(output, tuple) else output)
+            hidden[text] = (output[0] if isinstance(output, tuple) else output)[0]
             return _Passed(seen, output[1:] if isinstance(output, tuple) else None)
 
         here, there = (self._rooms[at % kvtriage.rooms] for at in (index, index + 1))
@@ -243,6 +229,13 @@ class StreamedModel:
         if passed.ended:
             raise SeenEnough
         return hidden if passed.beside is None else (hidden, *passed.beside)
+
+
+def _own(value: Any, text: int, texts: int) -> Any:
+    """One text's part of an argument; what all texts have alike, whole."""
+    if isinstance(value, Tensor) and value.dim() > 1 and texts > 1 and value.shape[0] == texts:
+        return value[text : text + 1]
+    return value
 
 
 def _frozen(values: Tensor) -> nn.Parameter:
