@@ -83,8 +83,6 @@ def test_scales_calibrated_inside_vllm_equal_the_embedded_engines(
         assert observer.nonfinite() == dict.fromkeys(range(spec.num_layers), 0)
     for key, seen in found.tensors.items():
         np.testing.assert_allclose(seen.amax_by_position, expected.tensors[key].amax_by_position, rtol=TOLERANCE)
-        total = seen.exponents.sum() + seen.zeros.sum()
-        assert total == expected.tensors[key].exponents.sum() + expected.tensors[key].zeros.sum()
     for scaling in (Scaling.PER_TENSOR, Scaling.PER_HEAD):
         for one, other in zip(
             fit_scales(found, spec, scaling).layers, fit_scales(expected, spec, scaling).layers, strict=True

@@ -37,7 +37,7 @@ from kvtriage.fp8.anatomy import Anatomy, LayerAnatomy, OperandError
 from kvtriage.fp8.e4m3 import MAX, SUB_OCTAVES
 from kvtriage.fp8.magnitudes import BINS, BINS_PER_OCTAVE, LOWEST_OCTAVE, PARTS, Magnitudes
 from kvtriage.fp8.scales import ScaleSet
-from kvtriage.fp8.stats import EXPONENT_MAX, EXPONENT_MIN, HeldOut, HeldOutShare, KVStats, RangeStats
+from kvtriage.fp8.stats import HeldOut, HeldOutShare, KVStats, RangeStats
 from kvtriage.kvcache.policy import Fp8, Mantissa, Native, Scaling
 from kvtriage.kvcache.price import price_policy
 from kvtriage.kvcache.spec import CacheSpec, LayerSpec
@@ -289,12 +289,8 @@ def _one_octave(top: np.ndarray) -> Magnitudes:
 
 def _ranges(layer: LayerSpec, heads: int, buckets: int, tensor: str, spread: bool) -> RangeStats:
     amax = _amax(heads, spread and tensor != "q")
-    exponents = np.zeros((heads, EXPONENT_MAX - EXPONENT_MIN + 1), dtype=np.int64)
-    exponents[:, -EXPONENT_MIN] = layer.head_dim
     return RangeStats(
         amax=np.minimum(amax, MAX),
-        exponents=exponents,
-        zeros=np.zeros(heads, dtype=np.int64),
         amax_by_position=np.repeat(amax[:, None], buckets, axis=1),
         mantissa_sse=np.ones((heads, len(SUB_OCTAVES) if tensor != "q" else 0)),
     )

@@ -1,6 +1,6 @@
 """How far Q, K and V reach: range statistics that stream, and merge in any order.
 
-Axes: n heads of one tensor of one layer, E exponent bins, B position buckets, S sub-octaves.
+Axes: n heads of one tensor of one layer, B position buckets, S sub-octaves.
 """
 
 from __future__ import annotations
@@ -11,11 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EXPONENT_MAX", "EXPONENT_MIN", "HeldOut", "HeldOutShare", "KVStats", "RangeStats", "TensorKey"]
-
-EXPONENT_MIN = -40
-EXPONENT_MAX = 23
-"""Bins of the exponent histogram: floor(log2 |x|), clamped to these ends; E = 64."""
+__all__ = ["HeldOut", "HeldOutShare", "KVStats", "RangeStats", "TensorKey"]
 
 TensorKey = tuple[int, str]
 """(layer_idx, 'q' | 'k' | 'v')."""
@@ -27,10 +23,6 @@ class RangeStats:
 
     amax: npt.NDArray[np.float64]
     """Largest magnitude: [n]."""
-    exponents: npt.NDArray[np.int64]
-    """Non-zero elements by floor(log2 |x|): [n, E]."""
-    zeros: npt.NDArray[np.int64]
-    """Elements that are exactly 0: [n]."""
     amax_by_position: npt.NDArray[np.float64]
     """Largest magnitude in each position bucket: [n, B]."""
     mantissa_sse: npt.NDArray[np.float64]
@@ -39,8 +31,6 @@ class RangeStats:
     def merge(self, other: RangeStats) -> RangeStats:
         return RangeStats(
             amax=np.maximum(self.amax, other.amax),
-            exponents=self.exponents + other.exponents,
-            zeros=self.zeros + other.zeros,
             amax_by_position=np.maximum(self.amax_by_position, other.amax_by_position),
             mantissa_sse=self.mantissa_sse + other.mantissa_sse,
         )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvtriage.fp8.e4m3 import SUB_OCTAVES
-from kvtriage.fp8.stats import EXPONENT_MAX, EXPONENT_MIN, RangeStats
+from kvtriage.fp8.stats import RangeStats
 
 __all__ = ["as_float64", "range_stats"]
 
@@ -25,35 +25,15 @@ _SPLITTER = float((1 << 20) + 1)
 def range_stats(values: Tensor, edges: tuple[int, ...], *, mantissa: bool) -> RangeStats:
     """Of values [n, T, D], float32; position buckets by their lower edges. `mantissa`: with its squared errors."""
     heads, tokens, _ = values.shape
-    magnitude = values.abs().contiguous()
-    by_position = magnitude.amax(dim=2)
+    by_position = values.abs().amax(dim=2)
     ends = (*edges[1:], max(tokens, edges[-1]) + 1)
     buckets = [by_position[:, start:end] for start, end in zip(edges, ends, strict=True)]
     largest = [as_float64(b.amax(dim=1)) if b.shape[1] else np.zeros(heads) for b in buckets]
-    exponents, zeros = _exponent_counts(magnitude)
     return RangeStats(
         amax=as_float64(by_position.amax(dim=1)),
-        exponents=exponents,
-        zeros=zeros,
         amax_by_position=np.stack(largest, axis=1),
         mantissa_sse=_mantissa_errors(values) if mantissa else np.zeros((heads, 0)),
     )
-
-
-def _exponent_counts(magnitude: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Non-zero elements by floor(log2 |x|), [n, E], and zeros, [n]: read off the bits of dense float32."""
-    heads = magnitude.shape[0]
-    biased = magnitude.view(torch.int32) >> 23
-    biased += 256 * torch.arange(heads, dtype=torch.int32, device=magnitude.device)[:, None, None]
-    counts = torch.bincount(biased.flatten(), minlength=256 * heads).view(heads, 256).cpu().numpy()
-    zeros = np.zeros(heads, dtype=np.int64)
-    if counts[:, 0].any():  # zeros, and numbers below the normal range of float32
-        zeros = (magnitude == 0).sum(dim=(1, 2)).cpu().numpy()
-    low, high = EXPONENT_MIN + 127, EXPONENT_MAX + 127
-    found = counts[:, low : high + 1].copy()
-    found[:, 0] += counts[:, :low].sum(axis=1) - zeros
-    found[:, -1] += counts[:, high + 1 :].sum(axis=1)
-    return found, zeros
 
 
 def _mantissa_errors(values: Tensor) -> npt.NDArray[np.float64]:

@@ -58,8 +58,6 @@ class LiveLayer(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Ranges(msgspec.Struct, frozen=True):
     amax: tuple[tuple[float, ...], ...]
-    histogram: tuple[tuple[int, ...], ...]
-    zeros: tuple[int, ...]
     mantissa_sse: tuple[tuple[float, ...], ...] = ()
     nonfinite: tuple[int, ...] = ()
 
@@ -222,8 +220,6 @@ def _gather(layer_idx: int, tensor: str, replies: Sequence[_LayerReply], count: 
     errors = [ranges.mantissa_sse[row] if ranges.mantissa_sse else () for ranges, row in picked]
     return RangeStats(
         amax=by_position.max(axis=1),
-        exponents=np.array([ranges.histogram[row] for ranges, row in picked], dtype=np.int64),
-        zeros=np.array([ranges.zeros[row] for ranges, row in picked], dtype=np.int64),
         amax_by_position=by_position,
         mantissa_sse=np.array(errors, dtype=np.float64).reshape(count, -1),
     )

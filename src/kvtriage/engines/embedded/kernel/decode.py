@@ -19,16 +19,10 @@ import numpy as np
 from numba import types
 
 from kvtriage.engines.embedded.kernel.control import keep_subnormals, restore
-from kvtriage.engines.embedded.kernel.machine import Machine
-from kvtriage.engines.embedded.kernel.tiles import (
-    BLOCK,
-    add_values,
-    cap_scores,
-    largest,
-    score_tokens,
-    scores_to_weights,
-    widen,
-)
+from kvtriage.engines.embedded.kernel.instructions import line_of, place_of
+from kvtriage.engines.embedded.kernel.machine import LINE_BYTES, PIECE_LANES, Machine
+from kvtriage.engines.embedded.kernel.softmax import cap_scores, largest, raise_tops, scores_to_weights
+from kvtriage.engines.embedded.kernel.tiles import WIDENED, add_values, score_tokens, widen
 
 __all__ = ["SPLIT", "Shape", "compile_attend", "compile_join", "this_machine"]
 
@@ -38,12 +32,22 @@ SPLIT = 1024
 _MOST_HEADS = 8
 """Query heads whose sums are kept in registers together; a larger group is taken in several passes."""
 
+_LONGEST_BEHIND = 256
+"""Bytes of a row up to which values are added one block behind the scores, where several heads share a row: one head
+multiplies so little that it waits for memory in any order, and for less of it in the older one."""
+
+_LINE = LINE_BYTES // 4
+"""float32 that an array has to spare, so that it can begin with a cache line."""
+
+_LN2 = math.log(2.0)
+
 _ELEMENTS = {
     "float8_e4m3fn": types.uint8,
     "bfloat16": types.int16,
     "float16": types.int16,
     "float32": types.float32,
 }
+_BYTES = {"float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
@@ -75,10 +79,12 @@ def this_machine() -> tuple[Machine, str]:
 
 
 def compile_attend(shape: Shape) -> Any:
-    """attend(query [B, Hkv, G, D], factor [Hkv], key [B, Hkv, slots, D], value [B, Hkv, slots, Dv], spans [B, 2],
-    softcap, first item, step, tops [B, Hkv, splits, G], totals likewise, outputs [B, Hkv, splits, G, Dv]).
+    """attend(query [B, Hkv, G, D], k_scale [Hkv], scaling, key [B, Hkv, slots, D], value [B, Hkv, slots, Dv],
+    spans [B, 2], softcap, first item, step, tops [B, Hkv, splits, G], totals likewise,
+    outputs [B, Hkv, splits, G, Dv]).
 
-    factor multiplies the query, softcap 0 is none, `spans` are the positions [from, to) that are seen.
+    A score is k_scale · scaling · query · key, and a weight is 2^score. softcap 0 is none, `spans` are the positions
+    [from, to) that are seen.
     Compiled once for a machine and kept on disk by numba.
     """
     group, dim, dim_v = shape.group, shape.dim, shape.dim_v
@@ -88,94 +94,141 @@ def compile_attend(shape: Shape) -> Any:
     passes = group // heads
     k_widening = machine.key_widening(key_format, dim) if passes == 1 else machine.widening(key_format, dim)
     v_widening = machine.widening(value_format, dim_v)
+    longest, lanes = max(dim * _BYTES[key_format], dim_v * _BYTES[value_format]), machine.lanes
+    behind = heads > 1 and (dim != dim_v or longest <= _LONGEST_BEHIND)
+    block = machine.block(longest) if behind else machine.block(1)
     tokens = machine.tokens(heads, k_widening.lot)
+    copies = machine.copies(k_widening.lot)
     k_lot, k_before, k_after = k_widening.lot, 2.0**k_widening.before, k_widening.after
     v_lot, v_before, v_after = v_widening.lot, v_widening.before, 2.0**v_widening.after
     v_undone = 2.0**-v_before
     revision = _revision()
 
+    @numba.njit  # type: ignore[untyped-decorator]
+    def score_block(q: Any, keys: Any, key_at: Any, count: Any, scores: Any, at: Any, wide: Any, ahead: Any,
+                    ahead_at: Any) -> None:  # fmt: skip
+        """The scores [group, block] of `count` rows of K; meanwhile as many rows of `ahead` are fetched."""
+        whole = count - count % tokens
+        if passes == 1:
+            for t in range(0, whole, tokens):
+                score_tokens(q, 0, keys, key_at + t * dim, tokens, scores, at + t, block, heads, dim, tokens,
+                             key_format, k_lot, k_after, ahead, ahead_at + t * dim)  # fmt: skip
+            if whole < count:
+                score_tokens(q, 0, keys, key_at + whole * dim, count - whole, scores, at + whole, block, heads, dim,
+                             tokens, key_format, k_lot, k_after, ahead, ahead_at + whole * dim)  # fmt: skip
+            return
+        for t in range(count):
+            widen(keys, key_at + t * dim, wide, t * dim, dim, key_format, k_lot)
+        for head_at in range(0, group, heads):
+            for t in range(0, whole, tokens):
+                score_tokens(q, head_at * dim, wide, t * dim, tokens, scores, at + head_at * block + t, block, heads,
+                             dim, tokens, WIDENED, 0, k_after, ahead, ahead_at + t * dim)  # fmt: skip
+            if whole < count:
+                score_tokens(q, head_at * dim, wide, whole * dim, count - whole, scores, at + head_at * block + whole,
+                             block, heads, dim, tokens, WIDENED, 0, k_after, ahead, ahead_at + whole * dim)  # fmt: skip
+
+    @numba.njit  # type: ignore[untyped-decorator]
+    def add_block(weights: Any, at: Any, values: Any, value_at: Any, count: Any, sums: Any, wide: Any, ahead: Any,
+                  ahead_at: Any) -> None:  # fmt: skip
+        """`count` rows of V, weighted; meanwhile as many rows of `ahead` are fetched."""
+        if passes == 1:
+            add_values(weights, at, values, value_at, count, sums, 0, block, heads, dim_v, value_format, v_lot,
+                       ahead, ahead_at)  # fmt: skip
+            return
+        for t in range(count):
+            widen(values, value_at + t * dim_v, wide, t * dim_v, dim_v, value_format, v_lot)
+        for head_at in range(0, group, heads):
+            add_values(weights, at + head_at * block, wide, 0, count, sums, head_at * dim_v, block, heads,
+                       dim_v, WIDENED, 0, ahead, ahead_at)  # fmt: skip
+
+    @numba.njit  # type: ignore[untyped-decorator]
+    def attend_blocks(
+        q: Any, key: Any, value: Any, row: Any, start: Any, stop: Any, softcap: Any, scores: Any, found: Any, top: Any,
+        shrinks: Any, totals: Any, sums: Any, wide: Any,
+    ) -> None:  # fmt: skip
+        """Positions [start, stop) of a head whose first row is `row`. Every array comes as a place.
+
+        Each turn scores a block and adds the values of the one before, so that neither waits for the other. Where a
+        block of long rows would not leave room for that in the first cache, it adds those of the same block.
+        """
+        at, weighed = 0, 0
+        for first in range(start, stop + block, block):
+            count = max(0, min(block, stop - first))
+            if count > 0:
+                if behind:
+                    score_block(q, key, (row + first) * dim, count, scores, at, wide, key, (row + first + block) * dim)
+                else:  # a row of V, when the same row of K is done with: at equal offsets they evict each other
+                    score_block(q, key, (row + first) * dim, count, scores, at, wide, value,
+                                (row + first - tokens) * dim_v)  # fmt: skip
+                for g in range(group):
+                    if softcap > 0.0:
+                        cap_scores(scores, at + g * block, block, softcap)
+                    for t in range(count, block):
+                        scores[at + g * block + t] = np.float32(-np.inf)
+                for head_at in range(0, group, heads):
+                    largest(scores, at + head_at * block, block, heads, found, head_at)
+            before = group * block - at
+            if behind and weighed > 0:
+                add_block(scores, before, value, (row + first - block) * dim_v, weighed, sums, wide, value,
+                          (row + first) * dim_v)  # fmt: skip
+            if count > 0:
+                for head_at in range(0, group, heads):
+                    if raise_tops(found, top, shrinks, head_at, heads):
+                        for g in range(head_at, head_at + heads):
+                            for lane in range(g * lanes, (g + 1) * lanes):
+                                totals[lane] *= shrinks[g]
+                            for d in range(g * dim_v, (g + 1) * dim_v):
+                                sums[d] *= shrinks[g]
+                    scores_to_weights(scores, at + head_at * block, block, heads, top, head_at, v_before, totals,
+                                      head_at * lanes)  # fmt: skip
+            if not behind and count > 0:
+                add_block(scores, at, value, (row + first) * dim_v, count, sums, wide, key,
+                          (row + first + block) * dim)  # fmt: skip
+            at, weighed = before, count
+
     def attend(
-        query: Any, factor: Any, key: Any, value: Any, spans: Any, softcap: Any, first_item: Any, step: Any,
-        tops: Any, totals: Any, outputs: Any,
+        query: Any, k_scale: Any, scaling: Any, key: Any, value: Any, spans: Any, softcap: Any, first_item: Any,
+        step: Any, tops: Any, totals: Any, outputs: Any,
     ) -> Any:  # fmt: skip
         if revision < 0:  # numba's key on disk holds what is captured: code of another revision is not taken
             return
         control = keep_subnormals()
         kv_heads, slots, splits = key.shape[1], key.shape[2], tops.shape[2]
-        keys, values, sums_of_values = key.reshape(-1), value.reshape(-1), outputs.reshape(-1)
-        scores = np.empty(group * BLOCK, np.float32)
-        q = np.empty(group * dim, np.float32)
+        scores = np.empty(2 * group * block + _LINE, np.float32)
+        found, shrinks = np.empty(group, np.float32), np.empty(group, np.float32)
+        totals_by_lane = np.empty(group * lanes, np.float32)
+        queries = np.empty(group * dim * copies + _LINE, np.float32)
         ordered = np.empty(dim_v, np.float32)
-        wide = np.empty(BLOCK * max(dim, dim_v) if passes > 1 else 0, np.float32)
+        wide = np.empty((block * max(dim, dim_v) if passes > 1 else 0) + _LINE, np.float32)
         for item in range(first_item, key.shape[0] * kv_heads * splits, step):
             b, head, split = item // (kv_heads * splits), item // splits % kv_heads, item % splits
             start = spans[b, 0] + split * SPLIT
             stop = min(start + SPLIT, spans[b, 1])
-            top, total = tops[b, head, split], totals[b, head, split]
-            top[:], total[:] = -np.inf, 0.0
-            sum_at = item * group * dim_v
-            sums_of_values[sum_at : sum_at + group * dim_v] = 0.0
+            top, total, sums = tops[b, head, split], totals[b, head, split], outputs[b, head, split]
+            top[:], totals_by_lane[:] = -np.inf, 0.0
+            sums[:] = 0.0
+            factor, q = np.float32(k_scale[head] * scaling * k_before), line_of(queries)
             for g in range(group):
                 for d in range(dim):
-                    q[g * dim + _dealt(d, k_lot)] = query[b, head, g, d] * np.float32(factor[head] * k_before)
-            for block in range(start, stop, BLOCK):
-                count = min(BLOCK, stop - block)
-                row = (b * kv_heads + head) * slots + block
-                whole = count - count % tokens
-                # A row of V is asked for when the same row of K is done with: at equal offsets they evict each other.
-                if passes == 1:
-                    for t in range(0, whole, tokens):
-                        score_tokens(q, 0, keys, (row + t) * dim, tokens, scores, t, heads, dim, tokens, key_format,
-                                     k_lot, k_after, values, (row + t - tokens) * dim_v, dim_v)  # fmt: skip
-                    if whole < count:
-                        score_tokens(q, 0, keys, (row + whole) * dim, count - whole, scores, whole, heads, dim, tokens,
-                                     key_format, k_lot, k_after, values, (row + whole - tokens) * dim_v,
-                                     dim_v)  # fmt: skip
-                else:
-                    for t in range(count):
-                        widen(keys, (row + t) * dim, wide, t * dim, dim, key_format, k_lot)
-                    for head_at in range(0, group, heads):
-                        for t in range(0, whole, tokens):
-                            score_tokens(q, head_at * dim, wide, t * dim, tokens, scores, head_at * BLOCK + t, heads,
-                                         dim, tokens, "float32", 0, k_after, values, (row + t) * dim_v,
-                                         dim_v)  # fmt: skip
-                        if whole < count:
-                            score_tokens(q, head_at * dim, wide, whole * dim, count - whole, scores,
-                                         head_at * BLOCK + whole, heads, dim, tokens, "float32", 0, k_after, values,
-                                         (row + whole) * dim_v, dim_v)  # fmt: skip
-                for g in range(group):
-                    if softcap > 0.0:
-                        cap_scores(scores, g * BLOCK, softcap)
-                    for t in range(count, BLOCK):
-                        scores[g * BLOCK + t] = -np.inf
-                    found = largest(scores, g * BLOCK)
-                    if found > top[g]:
-                        shrink = np.float32(math.exp(top[g] - found))
-                        top[g] = found
-                        total[g] *= shrink
-                        for d in range(sum_at + g * dim_v, sum_at + (g + 1) * dim_v):
-                            sums_of_values[d] *= shrink
-                    total[g] += scores_to_weights(scores, g * BLOCK, top[g], v_before)
-                if passes == 1:
-                    add_values(scores, 0, values, row * dim_v, count, sums_of_values, sum_at, heads, dim_v,
-                               value_format, v_lot, keys, (row + BLOCK) * dim, dim)  # fmt: skip
-                else:
-                    for t in range(count):
-                        widen(values, (row + t) * dim_v, wide, t * dim_v, dim_v, value_format, v_lot)
-                    for head_at in range(0, group, heads):
-                        add_values(scores, head_at * BLOCK, wide, 0, count, sums_of_values, sum_at + head_at * dim_v,
-                                   heads, dim_v, "float32", 0, keys, (row + BLOCK) * dim, dim)  # fmt: skip
+                    dealt = _dealt(d, k_lot)
+                    for copy in range(copies):
+                        at = (dealt // PIECE_LANES * copies + copy) * PIECE_LANES + dealt % PIECE_LANES
+                        q[g * dim * copies + at] = query[b, head, g, d] * factor
+            attend_blocks(
+                q, place_of(key), place_of(value), (b * kv_heads + head) * slots, start, stop, softcap,
+                line_of(scores), place_of(found), place_of(top), place_of(shrinks), place_of(totals_by_lane),
+                place_of(sums), line_of(wide),
+            )  # fmt: skip
             for g in range(group):
-                total[g] *= np.float32(v_undone)
-                row_at = sum_at + g * dim_v
+                total[g] = totals_by_lane[g * lanes : (g + 1) * lanes].sum() * np.float32(v_undone)
                 for d in range(dim_v):
-                    ordered[d] = sums_of_values[row_at + _dealt(d, v_lot)] * np.float32(v_after)
-                sums_of_values[row_at : row_at + dim_v] = ordered
+                    ordered[d] = sums[g, _dealt(d, v_lot)] * np.float32(v_after)
+                sums[g] = ordered
         restore(control)
 
     floats, number = types.float32, types.int64
     signature = types.void(
-        types.Array(floats, 4, "C"), types.Array(floats, 1, "C"),
+        types.Array(floats, 4, "C"), types.Array(floats, 1, "C"), types.float64,
         types.Array(_ELEMENTS[key_format], 4, "C"), types.Array(_ELEMENTS[value_format], 4, "C"),
         types.Array(number, 2, "C"), floats, number, number,
         types.Array(floats, 4, "C"), types.Array(floats, 4, "C"), types.Array(floats, 5, "C"),
@@ -186,7 +239,7 @@ def compile_attend(shape: Shape) -> Any:
 def compile_join() -> Any:
     """join(tops, totals, outputs, sinks [Hkv, G], factor [Hkv], result [B, Hkv, G, Dv]) over the splits.
 
-    A sink of −infinity is none. factor multiplies the result.
+    Tops and sinks are logarithms to base 2. A sink of −infinity is none. factor multiplies the result.
     """
 
     def join(tops: Any, totals: Any, outputs: Any, sinks: Any, factor: Any, result: Any) -> Any:
@@ -197,11 +250,11 @@ def compile_join() -> Any:
                     top = sinks[head, g]
                     for split in range(splits):
                         top = max(top, tops[b, head, split, g])
-                    total = math.exp(sinks[head, g] - top)
+                    total = math.exp(_LN2 * (sinks[head, g] - top))
                     row = result[b, head, g]
                     row[:] = 0.0
                     for split in range(splits):
-                        weight = math.exp(tops[b, head, split, g] - top)
+                        weight = math.exp(_LN2 * (tops[b, head, split, g] - top))
                         total += weight * totals[b, head, split, g]
                         for d in range(row.size):
                             row[d] += np.float32(weight) * outputs[b, head, split, g, d]
@@ -217,7 +270,4 @@ def compile_join() -> Any:
 
 def _revision() -> int:
     """A number for the source that the intrinsics are written in, which numba does not look at."""
-    folder = Path(__file__).parent
-    return zlib.crc32(
-        b"".join((folder / name).read_bytes() for name in ("control.py", "machine.py", "tiles.py", "vectors.py"))
-    )
+    return zlib.crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))

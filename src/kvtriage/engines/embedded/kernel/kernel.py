@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import platform
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,9 @@ __all__ = ["Decode", "DecodeKernel", "NoKernel", "open_decode"]
 
 _BYTES_PER_THREAD = 512 * 1024
 """A thread is worth waking for so many bytes of cache."""
+
+_LOG2_E = math.log2(math.e)
+"""Times a score: the compiled functions take powers of two."""
 
 _VIEWS = {torch.float8_e4m3fn: torch.uint8, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 """How numpy, which knows none of these dtypes, is shown their bytes."""
@@ -85,19 +89,20 @@ class DecodeKernel:
         kv_heads, dim_v = key.shape[1], value.shape[3]
         group = heads // kv_heads
         attend = self._attend_for(group, dim, dim_v, key.dtype, value.dtype)
-        longest = int((spans[:, 1] - spans[:, 0]).max())
-        splits = -(-longest // self._decode.SPLIT)
+        seen: list[int] = (spans[:, 1] - spans[:, 0]).tolist()
+        splits = -(-max(seen) // self._decode.SPLIT)
         tops = np.empty((batch, kv_heads, splits, group), np.float32)
-        totals, outputs = np.empty_like(tops), np.empty((*tops.shape, dim_v), np.float32)
+        totals, outputs = np.empty(tops.shape, np.float32), np.empty((*tops.shape, dim_v), np.float32)
         work = (
             call.query.reshape(batch, kv_heads, group, dim).contiguous().numpy(),
-            k_scale * np.float32(call.scaling),
+            k_scale,
+            call.scaling * _LOG2_E,
             _numpy(key),
             _numpy(value),
             spans,
-            np.float32(call.softcap or 0.0),
+            np.float32((call.softcap or 0.0) * _LOG2_E),
         )
-        read = (int((spans[:, 1] - spans[:, 0]).sum()) * kv_heads * (dim + dim_v)) * key.element_size()
+        read = sum(seen) * kv_heads * (dim + dim_v) * key.element_size()
         count = max(1, min(self._threads, tops.size // group, read // _BYTES_PER_THREAD))
         others = [
             self._pool.submit(functools.partial(attend, *work, first, count, tops, totals, outputs))
@@ -112,10 +117,11 @@ class DecodeKernel:
         return torch.from_numpy(result).view(batch, heads, 1, dim_v)
 
     def _attend_for(self, group: int, dim: int, dim_v: int, key: torch.dtype, value: torch.dtype) -> Any:
-        shape = self._decode.Shape(group, dim, dim_v, _name(key), _name(value))
-        if shape not in self._compiled:
-            self._compiled[shape] = self._decode.compile_attend(shape)
-        return self._compiled[shape]
+        asked = (group, dim, dim_v, key, value)
+        if asked not in self._compiled:
+            shape = self._decode.Shape(group, dim, dim_v, _name(key), _name(value))
+            self._compiled[asked] = self._decode.compile_attend(shape)
+        return self._compiled[asked]
 
 
 Decode = DecodeKernel | NoKernel
@@ -181,4 +187,4 @@ def _numpy(stored: Tensor) -> npt.NDArray[Any]:
 def _sinks(call: AttentionCall, kv_heads: int) -> npt.NDArray[np.float32]:
     if call.sinks is None:
         return np.full((kv_heads, call.query.shape[1] // kv_heads), -np.inf, np.float32)
-    return call.sinks.to(torch.float32).view(kv_heads, -1).contiguous().numpy()
+    return (call.sinks.double() * _LOG2_E).to(torch.float32).view(kv_heads, -1).contiguous().numpy()

@@ -10,6 +10,9 @@ LINE_BYTES = 64
 PIECE_LANES = 4
 """32-bit words of one row, 16 bytes, that lie side by side with the same words of other rows."""
 
+_BLOCK_BYTES = 8192
+"""A block of K or V, so that those at hand and those being fetched fit in a core's first cache."""
+
 _E4M3_BIAS, _F16_BIAS, _F32_BIAS = 7, 15, 127
 
 
@@ -57,6 +60,14 @@ class Machine:
     def abreast(self) -> int:
         """Rows of which a register holds a piece each."""
         return self.lanes // PIECE_LANES
+
+    def block(self, row_bytes: int) -> int:
+        """Tokens whose scores are kept at a time."""
+        return max(16, min(128, _BLOCK_BYTES // row_bytes // 16 * 16))
+
+    def copies(self, lot: int) -> int:
+        """How often each piece of the query lies in a row: once for each row of a key that is read abreast."""
+        return self.abreast if lot == 4 * PIECE_LANES else 1
 
     def widening(self, fmt: str, dim: int) -> Widening:
         """Of a row, by vectors along it."""

@@ -1,14 +1,13 @@
-"""The inner steps of attention. Each is an intrinsic that writes its own vector instructions.
+"""The steps of attention that read K and V. Each is an intrinsic that writes its own vector instructions.
 
-Arrays are flat, and come with the place of their first element. What is known while numba compiles
-(heads, dim, tokens, the format's name) arrives as a literal, so that loops over it are unrolled and
-sums stay in registers. Scores of one block lie as [heads, BLOCK].
+Arrays come as places (`instructions.place_of`), with the number of their first element. What is known while numba
+compiles (heads, dim, tokens, the format's name) arrives as a literal, so that loops over it are unrolled and
+sums stay in registers. Scores of one block lie as [heads, block]. Meanwhile other rows are fetched, as the caller asks.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 from llvmlite import ir
@@ -16,55 +15,15 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kvtriage.engines.embedded.kernel.machine import PIECE_LANES, Machine
-from kvtriage.engines.embedded.kernel.vectors import Vectors
+from kvtriage.engines.embedded.kernel.instructions import Writer
+from kvtriage.engines.embedded.kernel.machine import PIECE_LANES
 
-__all__ = ["BLOCK", "add_values", "cap_scores", "largest", "score_tokens", "scores_to_weights", "widen"]
+__all__ = ["WIDENED", "add_values", "score_tokens", "widen"]
 
-BLOCK = 128
-"""Tokens whose scores are kept at a time."""
-
-_STEP = 16
-"""Elements widened at once where the sums leave room: bytes of one register, on their way through 16 bits."""
+WIDENED = "widened"
+"""The format of rows that `widen` has written, which are at hand."""
 
 _I64 = ir.IntType(64)
-
-
-class _Writer(Vectors):
-    """One intrinsic being written: `args` holds literals as Python's own, arrays as pointers."""
-
-    def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
-        super().__init__(builder)
-        self.machine = Machine.of(*context.codegen().magic_tuple()[1:])
-        self.args = [_argument(context, builder, kind, value) for kind, value in zip(signature.args, args, strict=True)]
-
-    def lanes(self, dim: int) -> int:
-        return math.gcd(dim, self.machine.lanes)
-
-    def row(self, at: Any, token: int, count: Any, dim: int) -> Any:
-        """The place of a token's row, or of the last one's where there are only `count`."""
-        if isinstance(count, int):
-            return self.plus(at, token * dim)
-        last = self.plus(count, -1)
-        beyond = self.builder.icmp_signed(">", _I64(token), last)
-        number = self.builder.select(beyond, last, _I64(token))
-        return self.builder.add(self.plus(at, 0), self.builder.mul(number, _I64(dim)))
-
-    def steps(self, dim: int, sums_per_lanes: int, lot: int) -> list[tuple[int, int]]:
-        """(first column, columns) of a row that are widened together, as far as their sums fit in registers."""
-        lanes, widest = self.lanes(dim), math.gcd(dim, _STEP)
-        count = lanes if lot or widest // lanes * sums_per_lanes > self.machine.sums else widest
-        return [(at, count) for at in range(0, dim, count)]
-
-
-def _argument(context: Any, builder: Any, kind: Any, value: Any) -> Any:
-    match kind:
-        case types.Literal():
-            return kind.literal_value
-        case types.Array():
-            return context.make_array(kind)(context, builder, value).data
-        case _:
-            return value
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -74,7 +33,7 @@ def widen(_typing: Any, stored: Any, stored_at: Any, wide: Any, wide_at: Any, di
 
 
 def _write_widen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    write = _Writer(context, builder, signature, args)
+    write = Writer(context, builder, signature, args)
     stored, stored_at, wide, wide_at, dim, fmt, lot = write.args
     lanes = write.lanes(dim)
     for at, count in write.steps(dim, 1, lot):
@@ -86,52 +45,56 @@ def _write_widen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def score_tokens(
     _typing: Any, query: Any, query_at: Any, key: Any, key_at: Any, count: Any, scores: Any, scores_at: Any,
-    heads: Any, dim: Any, tokens: Any, fmt: Any, lot: Any, exponent: Any, ahead: Any, ahead_at: Any, ahead_dim: Any,
+    block: Any, heads: Any, dim: Any, tokens: Any, fmt: Any, lot: Any, exponent: Any,
+    ahead: Any, ahead_at: Any,
 ) -> Any:  # fmt: skip
     """scores[h, t] = 2^exponent · query[h] · key[t], for `heads` rows of the query and `tokens` of the key.
 
     Where there are only `count` rows of the key, the last one stands in for those that are missing.
-    Meanwhile `tokens` rows [ahead_dim] of `ahead` are fetched.
+    Meanwhile `tokens` rows of `ahead` are fetched.
     """
-    given = (query, query_at, key, key_at, count, scores, scores_at, heads, dim, tokens, fmt, lot, exponent, ahead,
-             ahead_at, ahead_dim)  # fmt: skip
+    given = (query, query_at, key, key_at, count, scores, scores_at, block, heads, dim, tokens, fmt, lot, exponent,
+             ahead, ahead_at)  # fmt: skip
     return types.void(*given), _write_scores
 
 
 def _write_scores(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    write = _Writer(context, builder, signature, args)
-    (query, query_at, key, key_at, count, scores, scores_at, heads, dim, tokens, fmt, lot, exponent, ahead, ahead_at,
-     ahead_dim) = write.args  # fmt: skip
-    write.prefetch(ahead, ahead_at, tokens * ahead_dim, signature.args[13].dtype.bitwidth // 8)
+    write = Writer(context, builder, signature, args)
+    (query, query_at, key, key_at, count, scores, scores_at, block, heads, dim, tokens, fmt, lot,
+     exponent, ahead, ahead_at) = write.args  # fmt: skip
     rows = [write.row(key_at, t, count, dim) for t in range(tokens)]
+    later = [write.plus(ahead_at, t * dim) for t in range(tokens)]
     if lot == 4 * PIECE_LANES:
-        found = _scores_of_pieces(write, query, query_at, key, rows, heads, dim)
+        found = _scores_of_pieces(write, query, query_at, key, rows, heads, dim, ahead, later)
     else:
-        found = _scores_of_rows(write, query, query_at, key, rows, heads, dim, fmt, lot)
+        found = _scores_of_rows(write, query, query_at, key, rows, heads, dim, fmt, lot, ahead, later)
     for h, row in enumerate(found):
-        write.store(write.times_power(row, exponent), scores, write.plus(scores_at, h * BLOCK))
+        write.store(write.times_power(row, exponent), scores, write.plus(scores_at, h * block))
     return context.get_dummy_value()
 
 
 def _scores_of_rows(
-    write: _Writer, query: Any, query_at: Any, key: Any, rows: list[Any], heads: int, dim: int, fmt: str, lot: int
-) -> list[Any]:
+    write: Writer, query: Any, query_at: Any, key: Any, rows: list[Any], heads: int, dim: int, fmt: str, lot: int,
+    ahead: Any, later: list[Any],
+) -> list[Any]:  # fmt: skip
     """Vectors along the rows: all lanes of a sum belong to one score."""
     lanes = write.lanes(dim)
     sums = [write.constant(0.0, lanes)] * (heads * len(rows))
     for at, count in write.steps(dim, 1, lot):
         for t, row in enumerate(rows):
+            write.fetch(ahead, later[t], at, count)
             for number, part in enumerate(write.widened(key, row, at, count, fmt, lanes, lot)):
                 for h in range(heads):
                     q = write.load(query, write.plus(query_at, h * dim + at + number * lanes), lanes)
                     sums[h * len(rows) + t] = write.multiply_add(part, q, sums[h * len(rows) + t])
-    found = write.sums(sums)
+    found = write.folded(sums, write.builder.fadd)
     return [write.pick(found, found, range(h * len(rows), (h + 1) * len(rows))) for h in range(heads)]
 
 
 def _scores_of_pieces(
-    write: _Writer, query: Any, query_at: Any, key: Any, rows: list[Any], heads: int, dim: int
-) -> list[Any]:
+    write: Writer, query: Any, query_at: Any, key: Any, rows: list[Any], heads: int, dim: int, ahead: Any,
+    later: list[Any],
+) -> list[Any]:  # fmt: skip
     """Vectors across the rows: PIECE_LANES lanes of a sum belong to each of `abreast` scores.
 
     Four sums are added up together, and what then lies side by side are the scores of neighbouring tokens.
@@ -143,10 +106,12 @@ def _scores_of_pieces(
         places = [[write.plus(rows[i * count + register], at) for i in range(abreast)] for register in range(count)]
         pieces = [write.pieces_abreast(key, some) for some in places]
         for piece, byte in itertools.product(range(abreast), range(4)):
+            for row in later[4 * piece + byte :: 4 * abreast]:
+                write.fetch(ahead, row, at, 4 * PIECE_LANES * abreast)
             parts = [write.from_words(words[piece], byte) for words in pieces]
             for h in range(heads):
-                place = write.plus(query_at, h * dim + at + (4 * piece + byte) * PIECE_LANES)
-                q = write.repeated(query, place, abreast)
+                place = h * dim + at + (4 * piece + byte) * PIECE_LANES
+                q = write.load(query, write.plus(query_at, place * abreast), write.machine.lanes)
                 sums[h] = [write.multiply_add(part, q, kept) for part, kept in zip(parts, sums[h], strict=True)]
     flat = [kept for row in sums for kept in row]
     flat += [write.constant(0.0, write.machine.lanes)] * (-len(flat) % PIECE_LANES)
@@ -154,7 +119,7 @@ def _scores_of_pieces(
     return [_scores_in_order(write, found, h * count, count) for h in range(heads)]
 
 
-def _scores_in_order(write: _Writer, found: list[Any], first: int, count: int) -> Any:
+def _scores_in_order(write: Writer, found: list[Any], first: int, count: int) -> Any:
     """Of `count` sums from the first one on: of each piece the sums' own lanes, of a vector of `found`."""
     vector, lane = found[first // PIECE_LANES], first % PIECE_LANES
     return write.pick(
@@ -163,89 +128,36 @@ def _scores_in_order(write: _Writer, found: list[Any], first: int, count: int) -
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def largest(_typing: Any, scores: Any, at: Any) -> Any:
-    """The largest of BLOCK scores."""
-    return types.float32(scores, at), _write_largest
-
-
-def _write_largest(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    write = _Writer(context, builder, signature, args)
-    scores, at = write.args
-    lanes = write.machine.lanes
-    vectors = [write.load(scores, write.plus(at, t), lanes) for t in range(0, BLOCK, lanes)]
-    return write.across(vectors, write.larger)
-
-
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def scores_to_weights(_typing: Any, scores: Any, at: Any, top: Any, exponent: Any) -> Any:
-    """2^exponent · exp(score − top) in place of BLOCK scores; returns their sum."""
-    return types.float32(scores, at, top, exponent), _write_weights
-
-
-def _write_weights(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    write = _Writer(context, builder, signature, args)
-    scores, at, top, exponent = write.args
-    lanes = write.machine.lanes
-    tops = write.splat(top, lanes)
-    weights = []
-    for t in range(0, BLOCK, lanes):
-        place = write.plus(at, t)
-        weight = write.exponential(builder.fsub(write.load(scores, place, lanes), tops))
-        weight = write.times_power(weight, exponent)
-        write.store(weight, scores, place)
-        weights.append(weight)
-    return write.across(weights, builder.fadd)
-
-
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def cap_scores(_typing: Any, scores: Any, at: Any, cap: Any) -> Any:
-    """cap · tanh(score / cap) in place of BLOCK scores."""
-    return types.void(scores, at, cap), _write_cap
-
-
-def _write_cap(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    write = _Writer(context, builder, signature, args)
-    scores, at, cap = write.args
-    lanes = write.machine.lanes
-    caps = write.splat(cap, lanes)
-    for t in range(0, BLOCK, lanes):
-        place = write.plus(at, t)
-        capped = write.tangent(builder.fdiv(write.load(scores, place, lanes), caps))
-        write.store(builder.fmul(capped, caps), scores, place)
-    return context.get_dummy_value()
-
-
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def add_values(
     _typing: Any, weights: Any, weights_at: Any, value: Any, value_at: Any, count: Any, output: Any, output_at: Any,
-    heads: Any, dim: Any, fmt: Any, lot: Any, ahead: Any, ahead_at: Any, ahead_dim: Any,
+    block: Any, heads: Any, dim: Any, fmt: Any, lot: Any,
+    ahead: Any, ahead_at: Any,
 ) -> Any:  # fmt: skip
     """output[h] += weights[h, t] · value[t], over `count` tokens t and `heads` rows.
 
-    Meanwhile as many rows [ahead_dim] of `ahead` are fetched.
+    Meanwhile as many rows of `ahead` are fetched.
     """
-    given = (weights, weights_at, value, value_at, count, output, output_at, heads, dim, fmt, lot, ahead, ahead_at,
-             ahead_dim)  # fmt: skip
+    given = (weights, weights_at, value, value_at, count, output, output_at, block, heads, dim, fmt, lot, ahead,
+             ahead_at)  # fmt: skip
     return types.void(*given), _write_values
 
 
 def _write_values(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    write = _Writer(context, builder, signature, args)
-    (weights, weights_at, value, value_at, count, output, output_at, heads, dim, fmt, lot, ahead, ahead_at,
-     ahead_dim) = write.args  # fmt: skip
+    write = Writer(context, builder, signature, args)
+    (weights, weights_at, value, value_at, count, output, output_at, block, heads, dim, fmt, lot, ahead,
+     ahead_at) = write.args  # fmt: skip
     lanes = write.lanes(dim)
     for steps in _sweeps(write.steps(dim, heads, lot), write.machine.sums // heads * lanes):
         columns = range(steps[0][0], sum(steps[-1]), lanes)
         places = [(h, write.plus(output_at, h * dim + column)) for h in range(heads) for column in columns]
         sums = [cgutils.alloca_once_value(builder, write.load(output, place, lanes)) for _, place in places]
         with cgutils.for_range(builder, write.plus(count, 0)) as loop:
-            share = [ahead_dim * column // dim for column in (columns.start, columns.stop)]
-            place = builder.add(write.plus(ahead_at, share[0]), builder.mul(loop.index, _I64(ahead_dim)))
-            write.prefetch(ahead, place, share[1] - share[0], signature.args[11].dtype.bitwidth // 8)
-            row = builder.add(write.plus(value_at, 0), builder.mul(loop.index, _I64(dim)))
+            offset = builder.mul(loop.index, _I64(dim))
+            row = builder.add(write.plus(value_at, 0), offset)
+            write.fetch(ahead, builder.add(write.plus(ahead_at, 0), offset), columns.start, len(columns) * lanes)
             parts = [part for at, size in steps for part in write.widened(value, row, at, size, fmt, lanes, lot)]
             for h in range(heads):
-                place = builder.add(write.plus(weights_at, h * BLOCK), loop.index)
+                place = builder.add(write.plus(weights_at, h * block), loop.index)
                 weight = write.splat(write.scalar(weights, place), lanes)
                 for number, part in enumerate(parts):
                     kept = sums[h * len(parts) + number]

@@ -6,7 +6,6 @@ LLVM splits a vector that is wider than the machine's.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,14 +17,18 @@ from kvtriage.engines.embedded.kernel.machine import LINE_BYTES, PIECE_LANES
 
 __all__ = ["Vectors"]
 
+
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
-_EXPONENTIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
-"""(exp(r) − 1 − r) / r² on |r| ≤ ln 2 / 2, highest power first: the polynomial of Cephes' expf."""
+_POWER = (
+    1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2, 2.402264791363012e-1,
+    6.931472028550421e-1, 1.0,
+)  # fmt: skip
+"""2^r on |r| ≤ 1/2, highest power first: the polynomial of Cephes' exp2f."""
 
-_LOWEST_EXPONENT = -87.0
-"""exp below is 1.6e-38, the last one that is a normal float32; it stands for everything smaller."""
+_LOWEST_EXPONENT = -125.0
+"""2^x below is 2^-125, and normal float32 all the way; it stands for everything smaller."""
 
 
 class Vectors:
@@ -80,11 +83,6 @@ class Vectors:
             pair[0], pair[1], [piece * PIECE_LANES + lane for piece in order for lane in range(PIECE_LANES)]
         )
 
-    def repeated(self, pointer: Any, index: Any, times: int) -> Any:
-        """PIECE_LANES float32 from index on, `times` over."""
-        piece = self.load(pointer, index, PIECE_LANES)
-        return self.pick(piece, piece, [*range(PIECE_LANES)] * times)
-
     def from_words(self, words: Any, byte: int) -> Any:
         """The E4M3 in one byte of each 32-bit word, shifted to where a float32 keeps exponent and mantissa.
 
@@ -101,7 +99,7 @@ class Vectors:
         and the machine widens halves, the subnormal ones included.
         """
         build = self.builder
-        if fmt == "float32":
+        if fmt in ("float32", "widened"):
             return self.load(pointer, index, count)
         wide = ir.VectorType(_F32, count)
         half = ir.VectorType(ir.HalfType(), count)
@@ -123,13 +121,18 @@ class Vectors:
     def times_power(self, vector: Any, exponent: int) -> Any:
         return vector if exponent == 0 else self.builder.fmul(vector, self.constant(2.0**exponent, vector.type.count))
 
-    def prefetch(self, pointer: Any, index: Any, elements: int, element_bytes: int) -> None:
-        """Ask for the cache lines of `elements` from `index` on; an address beyond the array does no harm."""
+    def fetch(self, pointer: Any, row: Any, column: int, count: int) -> None:
+        """Ask for the cache lines that begin in columns column ... column + count − 1 of a stored row.
+
+        An address beyond the array does no harm.
+        """
         kind = ir.IntType(8).as_pointer()
+        size = 4 if isinstance(pointer.type.pointee, ir.FloatType) else pointer.type.pointee.width // 8
+        line = LINE_BYTES // size
         hint = ir.FunctionType(ir.VoidType(), [kind, _I32, _I32, _I32])
         function = cgutils.get_or_insert_function(self.builder.module, hint, "llvm.prefetch.p0")
-        for at in range(0, elements, max(1, LINE_BYTES // element_bytes)):
-            place = self.builder.gep(pointer, [self.plus(index, at)])
+        for at in range(-(-column // line) * line, column + count, line):
+            place = self.builder.gep(pointer, [self.plus(row, at)])
             self.builder.call(function, [self.builder.bitcast(place, kind), _I32(0), _I32(3), _I32(1)])
 
     def parts(self, vector: Any, lanes: int) -> list[Any]:
@@ -140,16 +143,20 @@ class Vectors:
         return self._call("fma", a, b, c)
 
     def larger(self, a: Any, b: Any) -> Any:
-        return self._call("maxnum", a, b)
+        """One instruction; where one is NaN, it is `b`."""
+        return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
-    def sums(self, rows: Sequence[Any]) -> Any:
-        """Rows of L lanes to the vector of their sums: halves are added, two rows sharing one instruction."""
+    def folded(self, rows: Sequence[Any], operation: Callable[[Any, Any], Any]) -> Any:
+        """Rows of L lanes, each brought down to one value by an operation whose order is free, side by side.
+
+        Halves are combined, two rows sharing one instruction. What lies behind the last row's value is of no use.
+        """
         count = 1 << (len(rows) - 1).bit_length()
-        vectors = [*rows] + [self.constant(0.0, rows[0].type.count)] * (count - len(rows))
+        vectors = [*rows] + [rows[-1]] * (count - len(rows))
         segment = rows[0].type.count
         while segment > 1:
             paired = zip(vectors[::2], vectors[1::2], strict=True) if len(vectors) > 1 else [(vectors[0], None)]
-            vectors = [self._halves_added(a, b, segment) for a, b in paired]
+            vectors = [self._halves_combined(a, b, segment, operation) for a, b in paired]
             segment //= 2
         return self.joined(vectors)
 
@@ -169,13 +176,12 @@ class Vectors:
 
         return self.builder.fadd(some(lanes), some(to))
 
-    def _halves_added(self, a: Any, b: Any | None, segment: int) -> Any:
-        """Each segment's lower half plus its upper half, those of `a` and then those of `b`."""
+    def _halves_combined(self, a: Any, b: Any | None, segment: int, operation: Callable[[Any, Any], Any]) -> Any:
+        """Each segment's lower half with its upper half, those of `a` and then those of `b`."""
         width = a.type.count if b is None else 2 * a.type.count
         low = [start + lane for start in range(0, width, segment) for lane in range(segment // 2)]
         other = a if b is None else b
-        high = self.pick(a, other, [lane + segment // 2 for lane in low])
-        return self.builder.fadd(self.pick(a, other, low), high)
+        return operation(self.pick(a, other, low), self.pick(a, other, [lane + segment // 2 for lane in low]))
 
     def joined(self, vectors: list[Any]) -> Any:
         """One behind the other; a power of two of them."""
@@ -184,33 +190,22 @@ class Vectors:
             vectors = [self.pick(a, b, range(width)) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
         return vectors[0]
 
-    def across(self, vectors: Sequence[Any], operation: Callable[[Any, Any], Any]) -> Any:
-        """All lanes of equally long vectors to one scalar, by an operation whose order is free."""
-        found = functools.reduce(operation, vectors)
-        while found.type.count > 1:
-            half = found.type.count // 2
-            found = operation(self.pick(found, found, range(half)), self.pick(found, found, range(half, 2 * half)))
-        return self.builder.extract_element(found, _I32(0))
-
     def tangent(self, x: Any) -> Any:
         """tanh(x) within 1.2e-7, as (1 − e) / (1 + e) with e = exp(−2|x|) and the sign of x."""
         build, lanes = self.builder, x.type.count
-        e = self.exponential(build.fmul(self._call("fabs", x), self.constant(-2.0, lanes)))
+        e = self.power_of_two(build.fmul(self._call("fabs", x), self.constant(-2.0 * math.log2(math.e), lanes)))
         one = self.constant(1.0, lanes)
         return self._call("copysign", build.fdiv(build.fsub(one, e), build.fadd(one, e)), x)
 
-    def exponential(self, x: Any) -> Any:
-        """exp(x) for x ≤ 0 within 2 units in the last place: 2^n · exp(r) with |r| ≤ ln 2 / 2."""
+    def power_of_two(self, x: Any, exponent: int = 0) -> Any:
+        """2^(exponent + x) for x ≤ 0 within 2 units in the last place: 2^n · 2^r with n whole and |r| ≤ 1/2."""
         build, lanes = self.builder, x.type.count
-        lowest = self.constant(_LOWEST_EXPONENT, lanes)
-        x = build.select(build.fcmp_ordered("<", x, lowest), lowest, x)
-        n = self._call("rint", build.fmul(x, self.constant(math.log2(math.e), lanes)))
-        r = self.multiply_add(n, self.constant(-0.693359375, lanes), x)
-        r = self.multiply_add(n, self.constant(2.12194440e-4, lanes), r)
-        p = self.constant(_EXPONENTIAL[0], lanes)
-        for coefficient in _EXPONENTIAL[1:]:
-            p = self.multiply_add(p, r, self.constant(coefficient, lanes))
-        p = self.multiply_add(p, build.fmul(r, r), build.fadd(r, self.constant(1.0, lanes)))
+        x = self.larger(self.constant(_LOWEST_EXPONENT, lanes), x)
+        n = self._call("rint", x)
+        r = build.fsub(x, n)
+        p, *rest = (self.constant(coefficient * 2.0**exponent, lanes) for coefficient in _POWER)
+        for coefficient in rest:
+            p = self.multiply_add(p, r, coefficient)
         whole = ir.VectorType(_I32, lanes)
         shifted = build.shl(build.fptosi(n, whole), ir.Constant(whole, [23] * lanes))
         return build.bitcast(build.add(build.bitcast(p, whole), shifted), x.type)

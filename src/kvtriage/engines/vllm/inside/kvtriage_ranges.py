@@ -1,6 +1,6 @@
 """How far one tensor of one layer reaches, gathered where it is computed.
 
-The same statistics as kvtriage.fp8.stats, bin for bin, kept as tensors on the device that holds
+The same statistics as kvtriage.fp8.stats, kept as tensors on the device that holds
 the values, so that watching costs no transfer. What is kept does not grow with the text. This
 file runs inside vLLM and imports nothing of kvtriage; a test holds the two equal.
 
@@ -16,14 +16,8 @@ import torch
 from kvtriage_rounding import SUB_OCTAVES, round_mantissa
 from torch import Tensor
 
-__all__ = ["EXPONENT_MAX", "EXPONENT_MIN", "OutOfRange", "Ranges"]
+__all__ = ["OutOfRange", "Ranges"]
 
-EXPONENT_MIN = -40
-EXPONENT_MAX = 23
-"""Bins of the exponent histogram: floor(log2 |x|), clamped to these ends."""
-_BINS = EXPONENT_MAX - EXPONENT_MIN + 1
-_FLOAT32_BIAS = 127
-_FLOAT32_MANTISSA_BITS = 23
 _SATURATES_ABOVE = 464.0
 _SMALLEST_NORMAL = 2.0**-6
 
@@ -37,8 +31,6 @@ class Ranges:
         self._inner_edges = torch.tensor(list(edges[1:]), dtype=torch.int64, device=device)
         self._positions = SUB_OCTAVES if mantissa else ()
         self._amax = torch.zeros(len(edges), heads, device=device)
-        self._exponents = torch.zeros(heads * _BINS, dtype=torch.int64, device=device)
-        self._zeros = torch.zeros(heads, dtype=torch.int64, device=device)
         self._non_finite = torch.zeros(heads, dtype=torch.int64, device=device)
         self._sse = torch.zeros(len(self._positions), heads, dtype=torch.float64, device=device)
 
@@ -50,25 +42,19 @@ class Ranges:
         finite = torch.isfinite(values)
         self._non_finite += (~finite).sum(dim=(0, 2))
         values = torch.where(finite, values, torch.zeros_like(values))
-        magnitude = values.abs()
         bucket = torch.bucketize(positions.to(torch.int64), self._inner_edges, right=True)
-        largest = magnitude.amax(dim=2)
+        largest = values.abs().amax(dim=2)
         self._amax.scatter_reduce_(0, bucket[:, None].expand_as(largest), largest, "amax")
-        is_zero = magnitude == 0
-        self._zeros += is_zero.sum(dim=(0, 2))
-        self._exponents += _exponents(magnitude, ~is_zero)
         for row, position in zip(self._sse, self._positions, strict=True):
             error = round_mantissa(values, values.new_tensor(position)) - values
             row += error.square().sum(dim=(0, 2), dtype=torch.float64)
 
     def reply(self, heads: Sequence[int]) -> dict[str, Any]:
-        """Plain lists, for the `heads` of this rank that it answers for: amax [n][B], histogram [n][bins],
-        zeros and nonfinite [n], mantissa_sse [n][sub-octaves]."""
-        index = torch.tensor(list(heads), dtype=torch.int64, device=self._zeros.device)
+        """Plain lists, for the `heads` of this rank that it answers for: amax [n][B], nonfinite [n],
+        mantissa_sse [n][sub-octaves]."""
+        index = torch.tensor(list(heads), dtype=torch.int64, device=self._non_finite.device)
         return {
             "amax": self._amax.T[index].tolist(),
-            "histogram": self._exponents.view(-1, _BINS)[index].tolist(),
-            "zeros": self._zeros[index].tolist(),
             "mantissa_sse": self._sse.T[index].tolist(),
             "nonfinite": self._non_finite[index].tolist(),
         }
@@ -99,12 +85,3 @@ class OutOfRange:
             dict(zip(("elements", "saturated", "below_normal"), counts[:, index].tolist(), strict=True))
             for counts in self._counts
         ]
-
-
-def _exponents(magnitude: Tensor, counted: Tensor) -> Tensor:
-    """The `counted` elements of [T, n, D] by floor(log2 |x|), read off the bits of float32: [n × bins]."""
-    biased = magnitude.contiguous().view(torch.int32) >> _FLOAT32_MANTISSA_BITS
-    bins = biased.clamp(EXPONENT_MIN + _FLOAT32_BIAS, EXPONENT_MAX + _FLOAT32_BIAS) - (EXPONENT_MIN + _FLOAT32_BIAS)
-    heads = magnitude.shape[1]
-    bins += _BINS * torch.arange(heads, dtype=torch.int32, device=magnitude.device)[None, :, None]
-    return torch.bincount(bins[counted], minlength=_BINS * heads)

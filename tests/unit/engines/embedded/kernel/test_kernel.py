@@ -15,7 +15,9 @@ import torch
 from kvtriage.engines.embedded.attention import AttentionCall
 from kvtriage.engines.embedded.kernel.kernel import DecodeKernel, NoKernel, open_decode
 from kvtriage.engines.embedded.kernel.machine import Machine, Widening
-from kvtriage.engines.embedded.kernel.tiles import BLOCK
+
+BLOCK = 128
+"""Tokens of the largest block."""
 
 E4M3, BF16, F16, F32 = torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32
 TOLERANCE = 3e-6

@@ -50,7 +50,7 @@ def test_only_real_tokens_of_observed_steps_are_seen() -> None:
         [float(k[:3, head].abs().max()), float(k[3:5, head].abs().max())] for head in range(2)
     ]
     assert reply["v"]["nonfinite"] == [0, 0]
-    assert reply["q"]["zeros"] == [0, 0, 0, 0]
+    assert reply["q"]["nonfinite"] == [0, 0, 0, 0]
     assert reply["q"]["mantissa_sse"] == [[], [], [], []]
     assert json.loads(json.dumps(reply, allow_nan=False)) == reply
 

@@ -81,12 +81,8 @@ def _ranges(player: Player) -> dict[str, Any]:
 
 
 def _tensor(player: Player, heads: int, *, mantissa: bool) -> dict[str, Any]:
-    histogram = [0] * 64
-    histogram[43] = 8 * player.seen["tokens"]
     return {
         "amax": [[8.0 + head] * len(player.seen["edges"]) for head in range(heads)],
-        "histogram": [histogram] * heads,
-        "zeros": [0] * heads,
         "mantissa_sse": [[1.0 + i for i in range(8)]] * heads if mantissa else [],
         "nonfinite": [player.faults.nonfinite] * heads,
     }
