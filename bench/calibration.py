@@ -32,6 +32,7 @@ import numpy as np
 from kvtriage.checkpoints.stored_scales import load_held_scales
 from kvtriage.cli.sources import resolve_model
 from kvtriage.cli.terminal import open_progress
+from kvtriage.errors import ModelError
 from kvtriage.units import MIB, format_bytes, format_seconds, parse_bytes
 
 HERE = Path(__file__).parent
@@ -181,11 +182,13 @@ def ratios(
 
 def exceed(options: argparse.Namespace, scratch: Path) -> tuple[list[dict[str, object]], bool]:
     """Rows of a checkpoint that is larger than the bound, and whether the bound was kept."""
-    bound, folder, ids = parse_bytes(options.bound), scratch / "large", scratch / "ids.json"
+    bound, folder, ids = options.bound, scratch / "large", scratch / "ids.json"
     folder.mkdir()
     subprocess.run([sys.executable, str(HERE / "large_checkpoint.py"), str(folder), str(options.larger)], check=True)
     on_disk = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    print(f"weights: {format_bytes(on_disk)} on disk, {format_bytes(2 * on_disk)} in float32; bound {options.bound}")
+    print(
+        f"weights: {format_bytes(on_disk)} on disk, {format_bytes(2 * on_disk)} in float32; bound {format_bytes(bound)}"
+    )
     options.ids = None
     write_ids(folder, options, ids)
     taken = run(ours("kvtriage", "--bound", str(bound)), folder, ids, options.threads)
@@ -207,14 +210,19 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--peer-dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--larger", type=float, default=0.9, help="GiB of weights, BF16; 0 for none")
-    parser.add_argument("--bound", default=BOUND, help=f"of the process that calibrates those, default {BOUND}")
+    parser.add_argument(
+        "--bound", type=parse_bytes, default=BOUND, help=f"of the process that calibrates those, default {BOUND}"
+    )
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvtriage-bench-") as name:
         rows: list[dict[str, object]] = []
         same = within = True
         if options.rounds > 0:
-            rows, same = compare(options, Path(name))
+            try:
+                rows, same = compare(options, Path(name))
+            except ModelError as error:
+                parser.error(f"argument --model: {error.message}")
             print("scales are the same bits as in memory" if same else "scales DIFFER from those in memory")
         if options.larger > 0:
             more, within = exceed(options, Path(name))

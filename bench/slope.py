@@ -37,6 +37,7 @@ from kvtriage.engines.base import Arm
 from kvtriage.engines.embedded.cache import LayerCache
 from kvtriage.engines.embedded.engine import EmbeddedEngine, open_engine
 from kvtriage.engines.embedded.storing import StoringAttention
+from kvtriage.errors import ModelError
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.readers import read_cache_spec
 from kvtriage.kvcache.spec import CacheSpec
@@ -211,8 +212,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="also write the rows and the raw steps here")
     options = parser.parse_args()
-    with open_progress() as progress:
-        folder = resolve_model(options.model, progress)
+    try:
+        with open_progress() as progress:
+            folder = resolve_model(options.model, progress)
+    except ModelError as error:
+        parser.error(f"argument --model: {error.message}")
     spec = read_cache_spec(json.loads((folder / "config.json").read_bytes()))
     with open_engine(folder, spec, numerics="storage", device="cpu", threads=options.threads) as engine:
         print(f"{options.model}, {engine.info().backend}, {options.threads} threads")

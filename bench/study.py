@@ -39,6 +39,7 @@ from kvtriage.engines.embedded import attention, linear
 from kvtriage.engines.embedded.beginning import Beginnings
 from kvtriage.engines.embedded.engine import EmbeddedEngine, engine_threads, open_engine
 from kvtriage.engines.embedded.sharing import SharedPasses
+from kvtriage.errors import ModelError
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Scaling
 from kvtriage.kvcache.readers import read_cache_spec
 from kvtriage.kvcache.spec import CacheSpec
@@ -212,8 +213,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="of the second part")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
-    with open_progress() as progress:
-        folder = resolve_model(options.model, progress)
+    try:
+        with open_progress() as progress:
+            folder = resolve_model(options.model, progress)
+    except ModelError as error:
+        parser.error(f"argument --model: {error.message}")
     spec = read_cache_spec(json.loads((folder / "config.json").read_bytes()))
     with open_engine(folder, spec, numerics="storage", device="cpu", threads=options.threads) as engine:
         times = measure(engine, options.tokens, options.rounds)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bench import client_overhead, sensitivity, skip_sets
+from bench import calibration, client_overhead, sensitivity, skip_sets, slope, study
 
 
 @pytest.mark.parametrize(
@@ -15,11 +15,16 @@ from bench import client_overhead, sensitivity, skip_sets
         (sensitivity.main, ("--faults", "none", "x"), "argument --faults: invalid choice: 'x' (choose from"),
         (sensitivity.main, ("--models", "x"), "argument --models: invalid choice: 'x' (choose from"),
         (skip_sets.main, ("--models", "x"), "argument --models: invalid choice: 'x' (choose from"),
+        *(
+            (main, ("--model", "demo:x"), "argument --model: there is no demo model named 'demo:x'")
+            for main in (calibration.main, slope.main, study.main)
+        ),
+        (calibration.main, ("--bound", "much"), "argument --bound: invalid parse_bytes value: 'much'"),
         (client_overhead.main, ("--streams", "x"), "argument --streams: invalid int value: 'x'"),
     ],
 )
 def test_an_unknown_name_is_refused(
-    main: Callable[[], int],
+    main: Callable[[], int | None],
     words: tuple[str, ...],
     says: str,
     monkeypatch: pytest.MonkeyPatch,

@@ -82,6 +82,23 @@ def gpt_oss(**changes: Any) -> transformers.GptOssConfig:
     return transformers.GptOssConfig(**settings | changes)
 
 
+def opt() -> transformers.OPTConfig:
+    """Positions are looked up by what the model makes of a mask."""
+    return transformers.OPTConfig(
+        vocab_size=VOCABULARY, hidden_size=48, ffn_dim=64, num_hidden_layers=2, num_attention_heads=6,
+        max_position_embeddings=256, word_embed_proj_dim=24, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+
+
+def falcon_h1() -> transformers.FalconH1Config:
+    """Layers keep buffers that no checkpoint holds."""
+    return transformers.FalconH1Config(
+        vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=2, max_position_embeddings=256, mamba_d_ssm=64, mamba_n_heads=8, mamba_d_head=8,
+        mamba_d_state=8, mamba_n_groups=1, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+
+
 def save(config: transformers.PreTrainedConfig, folder: Path, *, seed: int = 0) -> CacheSpec:
     """A random checkpoint with a tokenizer; weights large enough that attention matters."""
     torch.manual_seed(seed)

@@ -27,7 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvtriage.engines.embedded.codec import to_e4m3
 from kvtriage.engines.embedded.linear import ONEDNN, onednn_linear, product_library
-from kvtriage.errors import EngineError
+from kvtriage.errors import EngineError, UnsupportedModel
 from kvtriage.kvcache.spec import LayerSpec
 
 __all__ = [
@@ -86,14 +86,19 @@ def attention_function(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    kvtriage: Attention,
+    kvtriage: Attention | None = None,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     sliding_window: int | None = None,
     **_ignored: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface. The mask is not used: positions say it all."""
+    """transformers' attention interface. The mask is not used: positions say it all. Raises UnsupportedModel."""
+    if kvtriage is None:
+        raise UnsupportedModel(
+            f"transformers' {type(module).__name__} hands no attention of another's what it was called with",
+            hint="this architecture cannot be measured by the embedded engine; --engine vllm can serve it",
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer_idx: int = module.layer_idx  # type: ignore[assignment]
     output = kvtriage.attend(AttentionCall(layer_idx, query, key, value, scale, softcap, s_aux, sliding_window))

@@ -32,7 +32,7 @@ class Beginning:
 
     @property
     def first_layer(self) -> int:
-        """Whose cache has all of the tokens: a layer that was resumed over any piece lacks these."""
+        """From which all of it was stored. Below, an arm that resumed there holds none, or what is shorter."""
         return next((index for index, cache in enumerate(self.caches) if cache.seen == self.tokens), 0)
 
     @property

@@ -231,12 +231,12 @@ def _first_line(error: Exception) -> str:
 def quiet_transformers() -> Iterator[None]:
     """transformers and its progress bars keep still: kvtriage talks for itself."""
     level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity(logging.ERROR)
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # also that the environment forbids what is asked of a progress bar
+        transformers.logging.set_verbosity(logging.ERROR)
+        transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        try:
             yield
-    finally:
-        transformers.logging.set_verbosity(level)
-        transformers.logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+        finally:
+            transformers.logging.set_verbosity(level)
+            transformers.logging.enable_progress_bar()  # type: ignore[no-untyped-call]

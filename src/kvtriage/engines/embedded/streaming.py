@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ import torch
 import transformers
 from accelerate import init_empty_weights
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 from torch.overrides import TorchFunctionMode
 
 from kvtriage.engines.embedded.attention import ATTENTION, SeenEnough, register
@@ -35,7 +36,6 @@ from kvtriage.kvcache.spec import CacheSpec
 __all__ = ["StreamedModel", "load_streamed_model"]
 
 _LAYERS = "layers."
-_SIZES = {torch.float32: 4, torch.bfloat16: 2}
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +75,25 @@ class _Unfilled(TorchFunctionMode):
         return func(*args, **named)
 
 
+class _RowsFromDisk(TorchFunctionMode):
+    """Rows of embeddings are read as they are asked for, by whatever a module makes of its arguments."""
+
+    def __init__(self, weights: Weights, names: Mapping[int, str]) -> None:
+        """names: of the embeddings' tensors, by their ids."""
+        super().__init__()
+        self._weights = weights
+        self._names = names
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = self._names.get(id(args[1])) if func is embedding and len(args) > 1 else None
+        if name is None:
+            return func(*args, **kwargs or {})
+        rows, indices = torch.unique(args[0], return_inverse=True)
+        return embedding(indices, self._weights.read_rows(name, rows))
+
+
 class StreamedModel:
     """Forward passes of a model whose weights stay on disk; nothing can be predicted with it."""
 
@@ -89,6 +108,8 @@ class StreamedModel:
         self._coming: dict[int, list[Future[None]]] = {}
         """Layers that are being read, by index."""
         self._closing = contextlib.ExitStack()
+        self._embeddings: dict[int, str] = {}
+        """Names of their tensors, by the tensors' ids."""
         for name, module in _outside_layers(model.decoder):
             self._prepare(name, module)
         for index, layer in enumerate(model.decoder_layers):
@@ -129,7 +150,8 @@ class StreamedModel:
         self._coming.clear()
         for room in self._rooms[rooms:]:
             room.clear()
-        self._model.forward_hidden(token_ids, _Passage(observer, seen, pool, rooms, progress))
+        with _RowsFromDisk(self._weights, self._embeddings):
+            self._model.forward_hidden(token_ids, _Passage(observer, seen, pool, rooms, progress))
 
     def close(self) -> None:
         """Let go of the model, which holds this: what loading made is never looked through by Python's collector."""
@@ -138,28 +160,21 @@ class StreamedModel:
     def _prepare(self, name: str, module: nn.Module) -> None:
         """What lies outside the layers is read now, an embedding row by row when it is asked."""
         if isinstance(module, nn.Embedding):
-            module.padding_idx = None
-            hook = functools.partial(self._read_rows, f"{self._prefix}{name}.weight")
-            self._closing.callback(module.register_forward_pre_hook(hook).remove)
+            self._embeddings[id(module.weight)] = f"{self._prefix}{name}.weight"
             return
-        for own, parameter in list(module.named_parameters(recurse=False)):
-            room = torch.empty(parameter.shape)
+        for own, value in _stored(module).items():
+            room = torch.empty(value.shape, dtype=value.dtype)
             self._weights.read_into(f"{self._prefix}{name}.{own}" if name else self._prefix + own, room)
-            setattr(module, own, _frozen(room))
-
-    def _read_rows(self, name: str, module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        rows, indices = torch.unique(arguments[0], return_inverse=True)
-        module.weight = _frozen(self._weights.read_rows(name, rows))
-        return (indices, *arguments[1:])
+            setattr(module, own, _frozen(room) if isinstance(value, nn.Parameter) else room)
 
     def _dtypes(self, layer: nn.Module) -> dict[str, torch.dtype]:
         """What each tensor of a layer is computed with."""
         products = {f"{name}.weight" for name, module in layer.named_modules() if type(module) is OneDnnLinear}
-        return {name: self._products if name in products else torch.float32 for name in layer.state_dict()}
+        return {name: self._products if name in products else v.dtype for name, v in layer.state_dict().items()}
 
     def _tensor_bytes(self, layer: nn.Module) -> list[int]:
         values, dtypes = layer.state_dict(), self._dtypes(layer)
-        return [_SIZES[dtypes[name]] * value.numel() for name, value in values.items()]
+        return [dtypes[name].itemsize * value.numel() for name, value in values.items()]
 
     def _begin_layer(self, index: int, room: dict[str, Tensor], pool: ThreadPoolExecutor) -> None:
         layer = self._model.decoder_layers[index]
@@ -211,13 +226,14 @@ class StreamedModel:
             return _Passed(seen, output[1:] if isinstance(output, tuple) else None)
 
         here, there = (self._rooms[at % kvtriage.rooms] for at in (index, index + 1))
+        empty = layer.state_dict()
         layer.load_state_dict(self._read_layer(index, here, kvtriage.pool), assign=True)
         passages = kvtriage.pool.map(read, range(texts))
         if kvtriage.rooms > 1 and index + 1 < len(self._model.decoder_layers):
             self._begin_layer(index + 1, there, kvtriage.pool)
         for passed in passages:
             kvtriage.seen.join(passed.seen)
-        layer.to("meta")
+        layer.load_state_dict(empty, assign=True)
         kvtriage.progress()
         if passed.ended:
             raise SeenEnough
@@ -233,6 +249,11 @@ def _own(value: Any, text: int, texts: int) -> Any:
 
 def _frozen(values: Tensor) -> nn.Parameter:
     return nn.Parameter(values, requires_grad=False)
+
+
+def _stored(module: nn.Module) -> dict[str, Tensor]:
+    """A module's own tensors that a checkpoint holds."""
+    return {name: value for name, value in module.state_dict(keep_vars=True).items() if "." not in name}
 
 
 def _outside_layers(decoder: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -279,7 +300,7 @@ def load_streamed_model(
 
 def _find_prefix(decoder: nn.Module, weights: Weights) -> str:
     """What the checkpoint puts before the decoder's own names: 'model.', 'language_model.model.', ''."""
-    wanted = [name for name, _ in decoder.named_parameters()]
+    wanted = list(decoder.state_dict())
     tails = [name for name in weights.files if f".{name}".endswith(f".{wanted[0]}")]
     for prefix in sorted((name.removesuffix(wanted[0]) for name in tails), key=len):
         missing = next((name for name in wanted if prefix + name not in weights.files), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -61,16 +61,15 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return where
 
 
-def opened(folder: Path, threads: int) -> EmbeddedEngine:
-    """For the tests that only read."""
+def opened(folder: Path, threads: int) -> AbstractContextManager[EmbeddedEngine]:
     spec = read_cache_spec(json.loads((folder / "config.json").read_bytes()))
-    with open_engine(folder, spec, numerics="storage", device="cpu", threads=threads) as engine:
-        return engine
+    return open_engine(folder, spec, numerics="storage", device="cpu", threads=threads)
 
 
 @pytest.fixture
-def engine(folder: Path) -> EmbeddedEngine:
-    return opened(folder, 1)
+def engine(folder: Path) -> Iterator[EmbeddedEngine]:
+    with opened(folder, 1) as engine:
+        yield engine
 
 
 def quiet(_done: int, _total: int) -> None:
@@ -123,7 +122,11 @@ def test_pieces_come_to_what_the_whole_text_does(engine: EmbeddedEngine) -> None
 
 def test_any_number_of_threads_gives_the_same_bits(folder: Path) -> None:
     def scores(threads: int) -> list[tuple[str, tuple[float, ...]]]:
-        engine, found = opened(folder, threads), list[tuple[str, tuple[float, ...]]]()
+        with opened(folder, threads) as engine:
+            return of_all(engine)
+
+    def of_all(engine: EmbeddedEngine) -> list[tuple[str, tuple[float, ...]]]:
+        found: list[tuple[str, tuple[float, ...]]] = []
 
         def read(worker: EmbeddedEngine, number: int) -> Iterator[tuple[str, tuple[float, ...]]]:
             for arm in arms_of(engine):
@@ -214,25 +217,25 @@ def test_an_arm_whose_earlier_layers_are_gone_reads_them_anew(engine: EmbeddedEn
 
 
 @llama_alone
-def test_a_layer_that_resumed_over_one_piece_alone_has_not_all_of_a_beginning(engine: EmbeddedEngine) -> None:
-    """As when a study goes on where one arm has its trial of a text and another has not."""
+def test_a_beginning_that_was_resumed_half_way_is_no_whole_one(engine: EmbeddedEngine) -> None:
+    """An arm reads a beginning itself, resumes the piece behind it from another arm, and reads the next text alone."""
     native, _, _, skip_first, *_ = arms_of(engine)
-    first, *others = (text(f"{seed}", seed, CUT, begun=98) for seed in range(3))
-    piece = tiny.prompt(CUT, seed=97)
-    long = [replace(one, token_ids=(*one.token_ids[:CUT], *piece, *one.token_ids[CUT:])) for one in others]
-    short, far, near = cut_where_alike([first, *(replace(one, score_from=CUT + LENGTH - 20) for one in long)])
-    assert near.cuts == (CUT, 2 * CUT)
-    score(engine, skip_first, short)
+    alike = tiny.prompt(2 * CUT, seed=90)
+    ends = [(*alike[:CUT], *tiny.prompt(CUT, seed=91)), alike, alike]
+    plain = [ScoreRequest(str(n), (*end, *tiny.prompt(60, seed=n)), 2 * CUT + 40) for n, end in enumerate(ends)]
+    first, second, third = cut_where_alike(plain)
+    assert (first.cuts, second.cuts, third.cuts) == ((CUT,), (CUT, 2 * CUT), (CUT, 2 * CUT))
+    score(engine, skip_first, first)
     for arm in (native, skip_first):
-        score(engine, arm, far)
-    found = score(engine, skip_first, near)
+        score(engine, arm, second)
+    engine._passes = SharedPasses()
+    found = score(engine, skip_first, third)
     forget(engine)
-    assert torch.equal(found, score(engine, skip_first, near))
+    assert torch.equal(found, score(engine, skip_first, third))
 
 
 @llama_alone
-def test_a_beginning_that_overflows_is_not_kept(folder: Path) -> None:
-    engine = opened(folder, 1)
+def test_a_beginning_that_overflows_is_not_kept(engine: EmbeddedEngine) -> None:
     weight = engine._model.decoder_layers[1].get_submodule("self_attn.v_proj").get_parameter("weight")
     weight[0, 0] = float("nan")
     for request in READ[:2]:
@@ -248,10 +251,11 @@ def test_what_lm_eval_asks_is_answered_side_by_side_with_the_same_bits(folder: P
     prompts = [(request.token_ids[: 20 + number], 5) for number, request in enumerate(PLAIN)]
 
     def answers(threads: int, known: Sequence[Answer] = ()) -> tuple[list[Answer], list[Answer]]:
-        engine, told = opened(folder, threads), list[Answer]()
-        native = arms_of(engine)[0]
-        with Remembering(engine, lambda worker: worker.open(native), "bf16", "c", known, told.append) as one:
-            return [*one.likelihoods(asked, quiet), *one.written(prompts, quiet)], told
+        told: list[Answer] = []
+        with opened(folder, threads) as engine:
+            native = arms_of(engine)[0]
+            with Remembering(engine, lambda worker: worker.open(native), "bf16", "c", known, told.append) as one:
+                return [*one.likelihoods(asked, quiet), *one.written(prompts, quiet)], told
 
     found, told = answers(1)
     assert len(told) == len(PLAIN) + len(prompts)

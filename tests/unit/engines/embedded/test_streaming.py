@@ -28,6 +28,7 @@ FAMILIES = {"llama": tiny.llama, "gemma3": tiny.gemma3, "gemma2": tiny.gemma2, "
 TO_THE_BIT = [
     *((family, 1) for family in FAMILIES.values()),
     *((family, threads) for family in (tiny.llama, tiny.gemma3, tiny.gemma2) for threads in (2, 4)),
+    *((family, 2) for family in (tiny.opt, tiny.falcon_h1)),
 ]
 """With more threads than texts, torch's products of experts depend on how many there are."""
 EDGES = (0, 8, 24)

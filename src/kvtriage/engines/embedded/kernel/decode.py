@@ -95,7 +95,7 @@ def compile_attend(shape: Shape) -> Any:
     k_widening = machine.key_widening(key_format, dim) if passes == 1 else machine.widening(key_format, dim)
     v_widening = machine.widening(value_format, dim_v)
     longest, lanes = max(dim * _BYTES[key_format], dim_v * _BYTES[value_format]), machine.lanes
-    behind = heads > 1 and (dim != dim_v or longest <= _LONGEST_BEHIND)
+    behind = dim != dim_v or (heads > 1 and longest <= _LONGEST_BEHIND)
     block = machine.block(longest) if behind else machine.block(1)
     tokens = machine.tokens(heads, k_widening.lot)
     copies = machine.copies(k_widening.lot)

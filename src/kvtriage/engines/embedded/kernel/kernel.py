@@ -151,9 +151,17 @@ def _reason(numerics: str, device: torch.device) -> str:
         from kvtriage.engines.embedded.kernel import decode
     except ImportError as error:
         return f"numba does not load: {error}"
+    if _disabled():
+        return "NUMBA_DISABLE_JIT is set"
     if platform.machine() in ("x86_64", "AMD64") and "+f16c" not in decode.this_machine()[1].split(","):
         return "this CPU cannot convert half precision (F16C)"
     return ""
+
+
+def _disabled() -> bool:
+    import numba
+
+    return bool(numba.config.DISABLE_JIT)
 
 
 def _numba_version() -> str:

@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 
+import numba
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -231,6 +232,12 @@ def test_without_numba_torch_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_decode(1, "storage", torch.device("cpu")) as decode:
         assert isinstance(decode, NoKernel)
         assert "numba does not load" in decode.name
+
+
+def test_where_numba_compiles_nothing_torch_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    with open_decode(1, "storage", torch.device("cpu")) as decode:
+        assert decode.name == "torch (NUMBA_DISABLE_JIT is set)"
 
 
 @pytest.mark.parametrize(
