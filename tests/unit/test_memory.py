@@ -1,3 +1,5 @@
+"""What a process held at most, and what is free: as the system says it."""
+
 from __future__ import annotations
 
 import subprocess

@@ -1,3 +1,5 @@
+"""Runs of layers, in any order and as people write them."""
+
 from __future__ import annotations
 
 import itertools

@@ -22,7 +22,7 @@ MOST_BEGUN_BYTES = 512 << 20
 
 @dataclass(frozen=True, eq=False)
 class Beginning:
-    """What an arm stored of a text's first tokens; nothing of layers below the one at which it resumed."""
+    """What an arm stored of a text's first tokens; not all of it in layers below the one at which it resumed."""
 
     caches: tuple[LayerCache, ...] = ()
 
@@ -32,7 +32,7 @@ class Beginning:
 
     @property
     def first_layer(self) -> int:
-        """From which all of it was stored. Below, an arm that resumed there holds none, or what is shorter."""
+        """Whose cache has all of the tokens: a layer that was resumed over any piece lacks these."""
         return next((index for index, cache in enumerate(self.caches) if cache.seen == self.tokens), 0)
 
     @property

@@ -220,4 +220,5 @@ def open_bounded_engine(
         # Workers share the modules of a layer, and a model's own code may keep anything in them.
         most_workers = 1 if trust_remote_code else None
         tokenizer = functools.cache(functools.partial(load_tokenizer, folder, trust_remote_code))
-        yield BoundedEngine(model, tokenizer, native, count, bound_bytes, most_workers)
+        with contextlib.closing(model):
+            yield BoundedEngine(model, tokenizer, native, count, bound_bytes, most_workers)

@@ -185,9 +185,9 @@ class EmbeddedEngine(Observing):
     ) -> None:
         """See engines.side_by_side.ReadsSideBySide.
 
-        A worker has its own modules over weights that all share, and its part of the threads. So a text is read by
-        one thread wherever there are as many texts as threads, and gives the same bits for any number of these.
-        Consecutive texts that begin alike are one worker's, which reads what they share once.
+        A worker has its own modules over weights that all share, and its part of the threads. Consecutive texts that
+        begin alike are one worker's, up to a few of them, and what they share it reads once. So a text is read by one
+        thread wherever there are as many such runs as threads, and gives the same bits for any number of these.
         """
         runs = group_runs(requests)
         threads = min(self._threads, len(runs)) if self._model.device.type == "cpu" else 1

@@ -9,6 +9,7 @@ the next. Every text is computed by itself, as it is by a model in memory, so th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -108,10 +109,12 @@ class StreamedModel:
         """Layers that are being read, by index."""
         self._embeddings: dict[int, str] = {}
         """Names of their tensors, by the tensors' ids."""
+        self._closing = contextlib.ExitStack()
         for name, module in _outside_layers(model.decoder):
             self._prepare(name, module)
         for index, layer in enumerate(model.decoder_layers):
             layer.forward = functools.partial(self._pass_through, index, layer, layer.forward)
+            self._closing.callback(delattr, layer, "forward")
 
     @property
     def model(self) -> LanguageModel:
@@ -145,8 +148,14 @@ class StreamedModel:
         in the order of the texts. `rooms`: 2 to read a layer when the last texts of the one before are in it, else 1.
         `progress`: after each layer."""
         self._coming.clear()
+        for room in self._rooms[rooms:]:
+            room.clear()
         with _RowsFromDisk(self._weights, self._embeddings):
             self._model.forward_hidden(token_ids, _Passage(observer, seen, pool, rooms, progress))
+
+    def close(self) -> None:
+        """Let go of the model, which holds this: what loading made is never looked through by Python's collector."""
+        self._closing.close()
 
     def _prepare(self, name: str, module: nn.Module) -> None:
         """What lies outside the layers is read now, an embedding row by row when it is asked."""

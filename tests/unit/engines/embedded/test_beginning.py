@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -213,21 +214,20 @@ def test_an_arm_whose_earlier_layers_are_gone_reads_them_anew(engine: EmbeddedEn
 
 
 @llama_alone
-def test_a_beginning_that_was_resumed_half_way_is_no_whole_one(engine: EmbeddedEngine) -> None:
-    """An arm reads a beginning itself, resumes the piece behind it from another arm, and reads the next text alone."""
+def test_a_layer_that_resumed_over_one_piece_alone_has_not_all_of_a_beginning(engine: EmbeddedEngine) -> None:
+    """As when a study goes on where one arm has its trial of a text and another has not."""
     native, _, _, skip_first, *_ = arms_of(engine)
-    alike = tiny.prompt(2 * CUT, seed=90)
-    ends = [(*alike[:CUT], *tiny.prompt(CUT, seed=91)), alike, alike]
-    plain = [ScoreRequest(str(n), (*end, *tiny.prompt(60, seed=n)), 2 * CUT + 40) for n, end in enumerate(ends)]
-    first, second, third = cut_where_alike(plain)
-    assert (first.cuts, second.cuts, third.cuts) == ((CUT,), (CUT, 2 * CUT), (CUT, 2 * CUT))
-    score(engine, skip_first, first)
+    first, *others = (text(f"{seed}", seed, CUT, begun=98) for seed in range(3))
+    piece = tiny.prompt(CUT, seed=97)
+    long = [replace(one, token_ids=(*one.token_ids[:CUT], *piece, *one.token_ids[CUT:])) for one in others]
+    short, far, near = cut_where_alike([first, *(replace(one, score_from=CUT + LENGTH - 20) for one in long)])
+    assert near.cuts == (CUT, 2 * CUT)
+    score(engine, skip_first, short)
     for arm in (native, skip_first):
-        score(engine, arm, second)
-    engine._passes = SharedPasses()
-    found = score(engine, skip_first, third)
+        score(engine, arm, far)
+    found = score(engine, skip_first, near)
     forget(engine)
-    assert torch.equal(found, score(engine, skip_first, third))
+    assert torch.equal(found, score(engine, skip_first, near))
 
 
 @llama_alone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,27 @@ def test_layers_are_read_to_the_same_places(rooms: int, tmp_path: Path, monkeypa
         engine.observe(PROMPTS[:4], EDGES, look)
         engine.observe(PROMPTS[:4], EDGES, look)
         assert len(places - {()}) == rooms
+
+
+def test_a_second_room_is_given_back_when_a_batch_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, spec = saved(tmp_path)
+    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
+        held = {}
+        for rooms in (2, 1):
+            monkeypatch.setattr(engine, "_share", lambda *_, rooms=rooms: _Share(texts=9, workers=1, rooms=rooms))
+            engine.observe(PROMPTS[:2], EDGES, quiet)
+            held[rooms] = sum(map(bool, engine._model._rooms))
+    assert held == {2: 2, 1: 1}
+
+
+def test_nothing_is_held_when_it_is_over(tmp_path: Path) -> None:
+    """Without Python's collector, which no longer looks at what loading made."""
+    folder, spec = saved(tmp_path)
+    with open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine:
+        engine.observe(PROMPTS[:1], EDGES, quiet)
+        model = weakref.ref(engine._model.model)
+    del engine
+    assert model() is None
 
 
 def test_a_bound_is_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,20 @@ def test_every_length(kernel: DecodeKernel, length: int) -> None:
     check(kernel, key, value, [(0, length)], 4)
 
 
+@pytest.mark.parametrize(("dim", "dtype"), [(128, E4M3), (256, E4M3), (96, BF16), (256, BF16)], ids=str)
+@pytest.mark.parametrize("length", [15, 31, 32, 33, 63, 64, 65, 128, 1024 + 32, 1024 + 65])
+def test_lengths_of_longer_rows(kernel: DecodeKernel, length: int, dim: int, dtype: torch.dtype) -> None:
+    """Of 128 to 512 bytes, whose blocks are of 64 or 32 tokens, or are added right after they are scored."""
+    key, value = (drawn(1, 1, length + 3, dim, seed=seed).to(dtype) for seed in (1, 2))
+    check(kernel, key, value, [(2, 2 + length)], 3)
+
+
+@pytest.mark.parametrize(("dim", "dim_v", "dtype"), [(96, 64, E4M3), (64, 128, E4M3), (192, 128, BF16)], ids=str)
+def test_values_of_another_width(kernel: DecodeKernel, dim: int, dim_v: int, dtype: torch.dtype) -> None:
+    key, value = (drawn(2, 2, 1100, width, seed=width).to(dtype) for width in (dim, dim_v))
+    check(kernel, key, value, [(0, 1100), (3, 250)], 2)
+
+
 @pytest.mark.parametrize("window", [1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 1024, 1500])
 @pytest.mark.parametrize("last", [1500, 1536, 1601])
 def test_windows_at_the_edges_of_blocks(kernel: DecodeKernel, window: int, last: int) -> None:
