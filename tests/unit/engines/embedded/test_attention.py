@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from kvtriage.engines.embedded import attention
-from kvtriage.engines.embedded.attention import AttentionCall, attend
+from kvtriage.engines.embedded.attention import AttentionCall, attend, attention_function
 from kvtriage.engines.embedded.linear import ONEDNN, TORCH, product_library
+from kvtriage.errors import UnsupportedModel
 from kvtriage.fp8 import e4m3
 
 
@@ -126,3 +127,9 @@ def test_onednn_is_given_no_rows_with_gaps_between_them(monkeypatch: pytest.Monk
         attend(AttentionCall(0, query, key, value, 0.3, None, None, window))
     assert len(seen) == 2 * 2 * 2 * 3
     assert all(weight.is_contiguous() or weight.T.is_contiguous() for weight in seen)
+
+
+def test_a_model_that_hands_nothing_on_is_refused() -> None:
+    values = torch.zeros(1, 1, 1, 4)
+    with pytest.raises(UnsupportedModel, match="Identity hands no attention of another's what it was called with"):
+        attention_function(torch.nn.Identity(), values, values, values, None)
