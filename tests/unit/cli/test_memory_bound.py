@@ -96,3 +96,9 @@ def test_a_bound_that_means_nothing_is_refused(
 ) -> None:
     assert main(["calibrate", str(tmp_path), *words]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["diagnose", "search", "ablate", "lm-eval"])
+def test_only_what_calibrates_takes_a_bound(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, str(tmp_path), "--memory-bound", "4GiB"]) == 2
+    assert "no such option" in capsys.readouterr().err
