@@ -60,11 +60,11 @@ def calibrate_command(
     """Observe Q, K and V on the calibration text; write scales.json and two checkpoints for vLLM.
 
     Prints how much of held-out text leaves E4M3's range at scale 1 and under the scales. On a CPU
-    layers are streamed from disk, one at a time, and the memory of one layer is enough.
+    layers are streamed from disk, one at a time, and the memory of one layer is enough. A case is
+    begun by 'kvtriage run' with --until plan.
 
     \b
     Example:
-      kvtriage run MODEL --data traffic.jsonl --out case/ --until plan
       kvtriage calibrate case/
     """
     if machine.servers is not None and compute_dtype != "float32":
