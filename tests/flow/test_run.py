@@ -72,7 +72,7 @@ class TestRun:
         assert main([*args, "--threads", "1", "--until", "calibrate"]) == 0
         scaled, case = tmp_path / "case" / "checkpoint", tmp_path / "second"
         again = ["run", str(scaled), "--data", str(traffic), "--study", str(study_file), "--out", str(case)]
-        capsys.readouterr()
+        assert "engine: layers are streamed from disk" in capsys.readouterr().err
         assert main([*again, "--threads", "1"]) in (0, 3)
         said = "already switches the engine's auto cache dtype to FP8 (quantization_config of compressed-tensors "
         assert said in capsys.readouterr().err
@@ -157,6 +157,22 @@ class TestRun:
             assert main([verb, case], wiring=fake()) == 0
         assert _measured(tmp_path / "case") == whole
         assert (tmp_path / "case" / "report.html").exists()
+
+    def test_calibrate_says_what_it_found_and_what_it_warns_of(
+        self, args: list[str], study_file: Path, tmp_path: Path, fake: Fake, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        short = tmp_path / "short.toml"
+        short.write_text(study_file.read_text().replace("calibration_tokens = 512", "calibration_tokens = 256"))
+        args = [str(short) if word == str(study_file) else word for word in args]
+        main([*args, "--until", "plan"], wiring=fake())
+        capsys.readouterr()
+        case = tmp_path / "case"
+        assert main(["calibrate", str(case)], wiring=fake()) == 0
+        seen = capsys.readouterr()
+        assert [line.split()[0] for line in seen.out.splitlines()] == ["held-out", "K", "K", "V", "V"]
+        assert "warning: calibrated on texts of 256 tokens while the study reaches 512" in seen.err
+        for name in ("checkpoint", "checkpoint-per-tensor"):
+            assert f"checkpoint for vLLM: {case / name}\n" in seen.err
 
     def test_decide_prints_the_record(
         self, args: list[str], tmp_path: Path, fake: Fake, capsys: pytest.CaptureFixture[str]

@@ -81,6 +81,8 @@ def run_calibrate(job: Job) -> ScaleRecord:
             record = calibrate(subject.plan, subject.split, engine, running.report, case.inputs_for(ScaleRecord))
             record = msgspec.structs.replace(record, peak_bytes=running.peak_bytes)
         case.save(record)
+        for warning in record.warnings:
+            say(f"warning: {warning}")
     else:
         say_there("calibrate", "scales.json")
     _write_overlays(case, subject.model, record)

@@ -14,7 +14,7 @@ import click
 from kvtriage.cli.settings import parse_memory
 from kvtriage.cli.waits import WAIT
 
-__all__ = ["Machine", "Servers", "case_argument", "machine_options"]
+__all__ = ["Machine", "Servers", "case_argument", "machine_options", "memory_bound_option"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -67,6 +67,17 @@ def case_argument(command: _Command) -> _Command:
     return click.argument("case_path", metavar="CASE", type=click.Path(path_type=Path))(command)
 
 
+def memory_bound_option(command: _Command) -> _Command:
+    """--memory-bound, for the commands that calibrate; below it `machine_options`."""
+    return click.option(
+        "--memory-bound",
+        metavar="SIZE",
+        callback=parse_memory,
+        help="Calibrate within 4GiB, say: layers come from disk, and nothing else can run so.  [default: 4/5 of free "
+        "memory, where layers come from disk untold]",
+    )(command)
+
+
 def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Where and with which engine to run; all of it reaches the command as one `machine`."""
 
@@ -85,7 +96,7 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         answer_timeout: float,
         parallel_arms: bool,
         mixed_backends: bool,
-        memory_bound: int | None,
+        memory_bound: int | None = None,
         **kwargs: Any,
     ) -> Any:
         servers = None
@@ -172,12 +183,6 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--trust-remote-code", is_flag=True, help="Run Python code that the model folder brings. Read it first."
-        ),
-        click.option(
-            "--memory-bound",
-            metavar="SIZE",
-            callback=parse_memory,
-            help="Calibrate within 4GiB, say: layers come from disk.  [default: where a model does not fit]",
         ),
         click.option(
             "--threads",

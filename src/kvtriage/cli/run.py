@@ -13,7 +13,7 @@ from kvtriage.cli.dry_run import print_dry_run
 from kvtriage.cli.dry_run_options import DryRun, dry_run_options
 from kvtriage.cli.job import open_job, run_ablate, run_calibrate, run_diagnose
 from kvtriage.cli.judging import run_decide
-from kvtriage.cli.options import Machine, machine_options
+from kvtriage.cli.options import Machine, machine_options, memory_bound_option
 from kvtriage.cli.report_files import run_report
 from kvtriage.cli.search import run_search
 from kvtriage.cli.servers import choose_wiring
@@ -62,6 +62,7 @@ _VERBS = ("plan", "calibrate", "diagnose", "search", "ablate", "decide", "report
 @click.option("--quick", is_flag=True, help="A small study: enough to see the whole path, seldom to decide.")
 @click.option("--search", is_flag=True, help="Search for the set of BF16 layers instead of taking the worst ones.")
 @click.option("--until", type=click.Choice(_VERBS), default="report", help="Stop after this verb.")
+@memory_bound_option
 @machine_options
 @dry_run_options
 @click.pass_obj
@@ -103,6 +104,8 @@ def run_command(
     }
     overrides = {key: value for key, value in given.items() if value is not None}
     study = load_study(study_file, overrides, quick=quick, rule=rule)
+    if until == "calibrate" and dry_run is None:
+        machine = replace(machine, only_calibrates=True)
     room = choose_wiring(wiring, machine, out if dry_run is None else None, study)
     if study.request_rates and room is embedded and _VERBS.index(until) >= _VERBS.index("ablate"):
         raise no_load()

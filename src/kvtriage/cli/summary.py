@@ -1,4 +1,4 @@
-"""What a verdict and the sensitivities look like on the terminal."""
+"""What scales, sensitivities and a verdict look like on the terminal."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from statistics import fmean
 
 from kvtriage.cli.terminal import one_line
 from kvtriage.records.plan import Plan
+from kvtriage.records.scales import HeldOutRow, ScaleRecord
 from kvtriage.records.sensitivities import OperandRow, Sensitivities
 from kvtriage.records.verdict import RepairChoice, Verdict
+from kvtriage.report.numbers import percent
 from kvtriage.stages.probes import UNIT
 
-__all__ = ["render_choice", "render_sensitivities", "render_verdict"]
+__all__ = ["render_choice", "render_scales", "render_sensitivities", "render_verdict"]
 
 _WORST = 5
 """Layers that are shown."""
@@ -50,6 +52,28 @@ def _folded(line: str, width: int | None) -> list[str]:
     if width is None:
         return [line]
     return textwrap.wrap(line, width, subsequent_indent=" " * _HANGING, break_on_hyphens=False)
+
+
+_SCALINGS = {"unit": "scale 1", "per_tensor": "per tensor", "per_head": "per head"}
+
+
+def render_scales(record: ScaleRecord) -> str:
+    """What share of the held-out text leaves E4M3's range under each scaling, in the worst head of all layers."""
+    lines = [f"{'held-out text, worst head':<30}{''.join(f'{name:>12}' for name in _SCALINGS.values())}"]
+    for tensor in "kv":
+        for what in ("saturated", "below the normal range"):
+            shares = (_worst_share(record.held_out, scaling, tensor, what) for scaling in _SCALINGS)
+            lines.append(f"{f'  {tensor.upper()} {what}':<30}{''.join(f'{share:>12}' for share in shares)}")
+    return "\n".join(lines)
+
+
+def _worst_share(rows: Sequence[HeldOutRow], scaling: str, tensor: str, what: str) -> str:
+    shares = [
+        row.saturated if what == "saturated" else row.below_normal
+        for row in rows
+        if (row.scaling, row.tensor) == (scaling, tensor)
+    ]
+    return percent(max(shares)) if shares else "-"
 
 
 def render_sensitivities(record: Sensitivities) -> str:

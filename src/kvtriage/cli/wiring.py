@@ -12,7 +12,7 @@ from typing import Protocol
 
 from kvtriage.cli.terminal import say
 from kvtriage.engines.base import Engine, Tokenizer
-from kvtriage.engines.embedded.allocating import keep_freed_memory
+from kvtriage.engines.embedded.allocating import give_freed_memory_back, keep_freed_memory
 from kvtriage.engines.embedded.collecting import without_collecting
 from kvtriage.errors import EngineError, StudyError, UnsupportedModel
 from kvtriage.kvcache.spec import CacheSpec
@@ -91,6 +91,8 @@ def embedded(
                 f"--compute-dtype {compute_dtype} is for a CPU, whose memory is known",
                 hint="leave it away, or give --device cpu and --memory-bound",
             )
+        if told is not None:
+            give_freed_memory_back()
         if compute_dtype != "float32" and not has_bf16_products():
             say(f"engine: this CPU has no products in {compute_dtype}, and is quicker in float32")
         with contextlib.ExitStack() as stack:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from kvtriage.cli import wiring
 from kvtriage.cli.main import main
 from kvtriage.cli.options import Machine
 from kvtriage.cli.servers import choose_wiring
@@ -22,9 +23,9 @@ from tests.unit.engines import tiny
 def opened(folder: Path, bound: int | None, *, spoil: Callable[[Path], object] = str, **how: Any) -> EngineInfo:
     spec = tiny.save(tiny.llama(), folder)
     spoil(folder)
-    wiring = choose_wiring(None, Machine(None, 1, False, None, bound, **how), None, Study())()
+    room = choose_wiring(None, Machine(None, 1, False, None, bound, **how), None, Study())()
     options: dict[str, Any] = {"numerics": "storage", "device": "cpu", "threads": 1, "trust_remote_code": False}
-    with wiring.open_engine(folder, spec, **options) as engine:
+    with room.open_engine(folder, spec, **options) as engine:
         return engine.info()
 
 
@@ -41,6 +42,16 @@ def join_projections(folder: Path) -> None:
 def test_a_bound_streams_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "layers streamed" in backend(tmp_path, 64 << 30)
     assert "streamed from disk one at a time, to stay within 64.0 GiB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bound", [None, 64 << 30])
+def test_what_is_freed_goes_back_where_a_bound_is_told(
+    bound: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(wiring, "give_freed_memory_back", lambda: told.append(1))
+    opened(tmp_path, bound, only_calibrates=True)
+    assert len(told) == (bound is not None)
 
 
 def test_a_model_that_fits_is_held_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,3 +107,9 @@ def test_a_bound_that_means_nothing_is_refused(
 ) -> None:
     assert main(["calibrate", str(tmp_path), *words]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["diagnose", "search", "ablate", "lm-eval"])
+def test_only_what_calibrates_takes_a_bound(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, str(tmp_path), "--memory-bound", "4GiB"]) == 2
+    assert "no such option" in capsys.readouterr().err

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kvtriage.cli.summary import render_choice, render_sensitivities, render_verdict
+from kvtriage.cli.summary import render_choice, render_scales, render_sensitivities, render_verdict
+from kvtriage.records.scales import HeldOutRow
 from kvtriage.records.verdict import RepairChoice
 from tests.unit.report.cases import gemma_like, smollm_like
 from tests.unit.stages.fake_case import STUDY, FakeCase, uniform
@@ -52,6 +53,24 @@ def test_the_worst_layers_come_first_and_estimates_are_marked() -> None:
     assert "(~ estimated)" in lines
     assert found.findings[0] in lines
     assert lines[-1].endswith("measured.")
+
+
+def test_the_worst_head_of_each_scaling_is_shown() -> None:
+    scales = smollm_like().scales
+    rows = tuple(
+        HeldOutRow(scaling=scaling, layer_idx=0, tensor="v", head=head, saturated=share, below_normal=0.5, amax=1.0)
+        for scaling, worst in (("unit", 0.25), ("per_tensor", 0.031), ("per_head", 0.0))
+        for head, share in enumerate((worst / 2, worst))
+    )
+    lines = render_scales(msgspec.structs.replace(scales, held_out=rows)).splitlines()
+    assert [line.split() for line in lines] == [
+        ["held-out", "text,", "worst", "head", "scale", "1", "per", "tensor", "per", "head"],
+        ["K", "saturated", "-", "-", "-"],
+        ["K", "below", "the", "normal", "range", "-", "-", "-"],
+        ["V", "saturated", "25.0", "%", "3.1", "%", "0", "%"],
+        ["V", "below", "the", "normal", "range", "50.0", "%", "50.0", "%", "50.0", "%"],
+    ]
+    assert len({len(line) for line in lines}) == 1
 
 
 def test_without_an_anatomy_there_is_less_to_say() -> None:

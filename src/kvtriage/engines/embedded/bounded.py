@@ -34,13 +34,16 @@ from kvtriage.engines.embedded.weights import open_weights
 from kvtriage.errors import StudyError
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.memory import available_bytes, peak_memory_bytes
-from kvtriage.units import format_bytes
+from kvtriage.units import MIB, format_bytes
 
-__all__ = ["COMPUTE_DTYPES", "BoundedEngine", "bound_for", "open_bounded_engine", "spare_bytes"]
+__all__ = ["COMPUTE_DTYPES", "FIRST_USE_BYTES", "BoundedEngine", "bound_for", "open_bounded_engine", "spare_bytes"]
 
 COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SHARE = 0.8
 """Of the memory that is free, when the bound is not given."""
+FIRST_USE_BYTES = 96 * MIB
+"""What the first texts bring into memory beside their arrays: pages of torch's libraries, products compiled for their
+shapes. 80 MiB were seen."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,7 @@ class BoundedEngine(Observing):
         # Hidden states, their rows of the embedding, and the embedding's output while it is scaled.
         text = 3 * row_bytes * self._model.model.hidden_size
         worker = WITHIN_A_LAYER * row_bytes * self._model.model.widest + self._model.largest_tensor_bytes
-        needed = self._before_bytes + self._model.layer_bytes + worker + text
+        needed = self._before_bytes + FIRST_USE_BYTES + self._model.layer_bytes + worker + text
         if needed > self._bound_bytes:
             raise StudyError(
                 f"{format_bytes(self._bound_bytes)} are not enough: one layer and one text of {tokens:,} tokens need "

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 
-from kvtriage.engines.embedded.allocating import keep_freed_memory
+from kvtriage.engines.embedded.allocating import give_freed_memory_back, keep_freed_memory
+
+Tell = Callable[[], None]
 
 
-def test_glibc_is_told_to_keep_what_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("tell", "settings"),
+    [
+        (keep_freed_memory, {-3: 32 << 20, -1: 256 << 20}),
+        (give_freed_memory_back, {-3: 1 << 20, -1: 4 << 20, -8: 1}),
+    ],
+)
+def test_what_glibc_is_told(tell: Tell, settings: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[int, int] = {}
     library = SimpleNamespace(mallopt=lambda name, value: told.update({name: value}))
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: library)
-    keep_freed_memory()
-    assert told == {-3: 32 << 20, -1: 256 << 20}
+    tell()
+    assert told == settings
 
 
 @pytest.mark.parametrize("error", [OSError, TypeError, None])

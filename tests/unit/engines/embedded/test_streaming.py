@@ -130,7 +130,7 @@ def test_a_bound_is_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
         def share(left: int, texts: int = 9) -> _Share:
             """Where so many bytes are left beside one layer and one text in it."""
-            engine._bound_bytes = layer + worker + text + left
+            engine._bound_bytes = bounded.FIRST_USE_BYTES + layer + worker + text + left
             return engine._share(texts, 40)
 
         assert share(0) == _Share(texts=1, workers=1, rooms=1)
