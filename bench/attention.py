@@ -37,6 +37,7 @@ from kvtriage.engines.embedded.attention import AttentionCall
 from kvtriage.engines.embedded.cache import LayerCache
 from kvtriage.engines.embedded.codec import E4M3Codec, NativeCodec
 from kvtriage.engines.embedded.kernel.kernel import DecodeKernel, open_decode
+from kvtriage.units import format_count
 
 COLD_BYTES = 96 << 20
 """Caches that take turns hold at least so many bytes."""
@@ -139,6 +140,7 @@ def ways(
         "fp8": [cache.append_one(new, new) for cache in fp8],
         "bf16": [cache.append_one(new, new) for cache in bf16],
     }
+    write = kernel.writer(torch.float8_e4m3fn, np.full(case.kv_heads, 0.5, np.float32))
     narrow = query.to(torch.bfloat16)
     words = [[part.view(torch.int16).numpy().reshape(-1) for part in pair] for pair in stored["bf16"]]
     pieces = [[piece for part in pair for piece in np.array_split(part, threads)] for pair in words]
@@ -156,7 +158,7 @@ def ways(
     def store(at: int) -> object:
         cache = fp8[at % len(fp8)]
         cache.seen = tokens  # the same place again
-        return cache.append_one(new, new)
+        return cache.append_one(new, new, None if write is None else (write, write))
 
     def read(at: int) -> object:
         found = pieces[(at + len(pieces) // 2) % len(pieces)]  # not those that the kernel has just read
@@ -279,7 +281,8 @@ def main() -> None:
     ):
         if not isinstance(kernel, DecodeKernel):
             parser.exit(1, f"no kernel to measure: decode by {kernel.name}\n")
-        print(f"decode by {kernel.name}, {options.threads} threads; ratios: median (quartiles)")
+        threads = format_count(options.threads, "thread")
+        print(f"decode by {kernel.name}, {threads}; ratios: median (quartiles)")
         print(HEADER)
         for case in CASES:
             for tokens in LENGTHS:
