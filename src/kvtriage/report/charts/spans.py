@@ -50,7 +50,7 @@ def draw_spans(
 ) -> Element:
     """At least one row; `ends` are above 0. On a narrow page a row's name and words stand above its line."""
     width, left = (WIDE, _WIDE_LABELS) if wide else (NARROW, _LABELS)
-    axis = Axis(*ends, left + 6, width - 14, log=True)
+    axis = Axis(*ends, left + 6, width - 18, log=True)
     height = _TOP + _ROW * len(rows) + _BOTTOM
     floor = height - _BOTTOM
     start, end = axis.at(stretch.low), axis.at(stretch.high)
