@@ -43,6 +43,7 @@ from kvtriage.errors import ModelError
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Scaling
 from kvtriage.kvcache.readers import read_cache_spec
 from kvtriage.kvcache.spec import CacheSpec
+from kvtriage.memory import peak_memory_bytes
 
 WAYS = ("torch", "oneDNN", "oneDNN, layers shared")
 SCORED = 128
@@ -162,14 +163,13 @@ def pairs(engine: EmbeddedEngine, tokens: int, count: int) -> list[ScoreRequest]
 
 
 def peak_of(engine: EmbeddedEngine, requests: Sequence[ScoreRequest], workers: int) -> int | None:
-    """KiB that the process held at most while it read these."""
+    """Bytes that the process held at most while it read these."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
-        read_by(engine, requests, workers)
-        lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return None
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    read_by(engine, requests, workers)
+    return peak_memory_bytes()
 
 
 @dataclass(frozen=True)

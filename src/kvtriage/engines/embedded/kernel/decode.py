@@ -22,7 +22,7 @@ from kvtriage.engines.embedded.kernel.control import keep_subnormals, restore
 from kvtriage.engines.embedded.kernel.instructions import line_of, place_of
 from kvtriage.engines.embedded.kernel.machine import LINE_BYTES, PIECE_LANES, Machine
 from kvtriage.engines.embedded.kernel.softmax import cap_scores, largest, raise_tops, scores_to_weights
-from kvtriage.engines.embedded.kernel.tiles import WIDENED, add_values, score_tokens, widen
+from kvtriage.engines.embedded.kernel.tiles import add_values, score_tokens, widen
 
 __all__ = ["SPLIT", "Shape", "compile_attend", "compile_join", "this_machine"]
 
@@ -47,7 +47,6 @@ _ELEMENTS = {
     "float16": types.int16,
     "float32": types.float32,
 }
-_BYTES = {"float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,8 @@ def compile_attend(shape: Shape) -> Any:
     passes = group // heads
     k_widening = machine.key_widening(key_format, dim) if passes == 1 else machine.widening(key_format, dim)
     v_widening = machine.widening(value_format, dim_v)
-    longest, lanes = max(dim * _BYTES[key_format], dim_v * _BYTES[value_format]), machine.lanes
+    lanes = machine.lanes
+    longest = max(dim * _ELEMENTS[key_format].bitwidth, dim_v * _ELEMENTS[value_format].bitwidth) // 8
     behind = dim != dim_v or (heads > 1 and longest <= _LONGEST_BEHIND)
     block = machine.block(longest) if behind else machine.block(1)
     tokens = machine.tokens(heads, k_widening.lot)
@@ -122,10 +122,11 @@ def compile_attend(shape: Shape) -> Any:
         for head_at in range(0, group, heads):
             for t in range(0, whole, tokens):
                 score_tokens(q, head_at * dim, wide, t * dim, tokens, scores, at + head_at * block + t, block, heads,
-                             dim, tokens, WIDENED, 0, k_after, ahead, ahead_at + t * dim)  # fmt: skip
+                             dim, tokens, "float32", 0, k_after, ahead, ahead_at + t * dim)  # fmt: skip
             if whole < count:
                 score_tokens(q, head_at * dim, wide, whole * dim, count - whole, scores, at + head_at * block + whole,
-                             block, heads, dim, tokens, WIDENED, 0, k_after, ahead, ahead_at + whole * dim)  # fmt: skip
+                             block, heads, dim, tokens, "float32", 0, k_after, ahead,
+                             ahead_at + whole * dim)  # fmt: skip
 
     @numba.njit  # type: ignore[untyped-decorator]
     def add_block(weights: Any, at: Any, values: Any, value_at: Any, count: Any, sums: Any, wide: Any, ahead: Any,
@@ -139,7 +140,7 @@ def compile_attend(shape: Shape) -> Any:
             widen(values, value_at + t * dim_v, wide, t * dim_v, dim_v, value_format, v_lot)
         for head_at in range(0, group, heads):
             add_values(weights, at + head_at * block, wide, 0, count, sums, head_at * dim_v, block, heads,
-                       dim_v, WIDENED, 0, ahead, ahead_at)  # fmt: skip
+                       dim_v, "float32", 0, ahead, ahead_at)  # fmt: skip
 
     @numba.njit  # type: ignore[untyped-decorator]
     def attend_blocks(

@@ -18,10 +18,7 @@ from numba.extending import intrinsic
 from kvtriage.engines.embedded.kernel.instructions import Writer
 from kvtriage.engines.embedded.kernel.machine import PIECE_LANES
 
-__all__ = ["WIDENED", "add_values", "score_tokens", "widen"]
-
-WIDENED = "widened"
-"""The format of rows that `widen` has written, which are at hand."""
+__all__ = ["add_values", "score_tokens", "widen"]
 
 _I64 = ir.IntType(64)
 

@@ -99,7 +99,7 @@ class Vectors:
         and the machine widens halves, the subnormal ones included.
         """
         build = self.builder
-        if fmt in ("float32", "widened"):
+        if fmt == "float32":
             return self.load(pointer, index, count)
         wide = ir.VectorType(_F32, count)
         half = ir.VectorType(ir.HalfType(), count)
