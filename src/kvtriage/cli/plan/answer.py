@@ -53,7 +53,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Question:
-    """`args` hold no open value any more; `said` are the defaults that were filled in, each with its reason.
+    """`args` hold no open value any more. What was filled in stands there with its reason: `chosen` how FP8 is scaled,
+    `said` the engine's defaults.
 
     `notes` are what else there is to know of the release and of the skipped layers. `native_dtype` is what the model
     and an unquantised cache are served in.
@@ -63,6 +64,7 @@ class Question:
     policy: CachePolicy
     contexts: tuple[int, ...]
     args: EngineArgs
+    chosen: tuple[str, ...]
     said: tuple[str, ...]
     notes: tuple[str, ...]
     memory: Memory | None
@@ -71,6 +73,11 @@ class Question:
     native_dtype: str
     findings: tuple[Finding, ...]
     typed: EngineFlags
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """All that no flag says."""
+        return (*self.chosen, *self.said)
 
     @property
     def context_len(self) -> int:

@@ -92,7 +92,7 @@ def _engine(answer: PlanAnswer) -> Json:
     return {
         "version": str(question.args.version),
         "args": args_json(question.args),
-        "assumed": list(question.said),
+        "assumed": list(question.assumed),
         "notes": list(question.notes),
         "refusal": None if answer.refusal is None else refusal_json(answer.refusal, answer.way_out),
         "unmodelled": answer.unmodelled,

@@ -103,7 +103,7 @@ def _refused(answer: PlanAnswer) -> Iterator[str]:
 def _notes(answer: PlanAnswer) -> Iterator[str]:
     question = answer.question
     declared = question.declared
-    if assumed := (*question.spec.assumed, *question.said):
+    if assumed := (*question.spec.assumed, *question.assumed):
         yield "Neither config.json nor a flag says so; assumed:"
         yield _list(map(escape, assumed))
     said = [] if declared.cache_dtype == "auto" else [f"`auto` is {declared.cache_dtype}: {declared.because}"]

@@ -41,7 +41,7 @@ def render_plan(answer: PlanAnswer, *, in_full: bool = False) -> str:
         ranks = "\n".join(map(bullet, rank_lines(answer.ranks)))
         parts.append(f"On each of {answer.ranks.tensor_parallel} ranks\n{ranks}")
     parts += _declared_text(question)
-    if assumed := (*spec.assumed, *(() if question.memory is None else question.said)):
+    if assumed := (*spec.assumed, *(question.chosen if question.memory is None else question.assumed)):
         parts.append("Neither config.json nor a flag says so; assumed:\n" + "\n".join(map(bullet, assumed)))
     parts += _notes(answer, in_full=in_full)
     if answer.starts:

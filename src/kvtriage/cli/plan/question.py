@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from kvtriage.cli.plan.answer import Memory, Question
+from kvtriage.cli.plan.defaults import fill_in
 from kvtriage.cli.plan.engine_flags import AUTO_LENGTH, EngineFlags
 from kvtriage.cli.plan.spelling import Spelling
 from kvtriage.cli.plan.words import NATIVE, build_policy, parse_contexts, parse_memories, parse_skip, parse_weights
 from kvtriage.errors import StudyError, UnsupportedModel
-from kvtriage.kvcache.allocator import Backend, Refusal, SpeculativeMethod
+from kvtriage.kvcache.allocator import Backend, Refusal
 from kvtriage.kvcache.declared import DeclaredCache, read_declared_cache, read_model_dtype
 from kvtriage.kvcache.engine_args import EngineArgs, reserve
 from kvtriage.kvcache.policy import CachePolicy, Scaling
@@ -20,7 +21,7 @@ from kvtriage.kvcache.skip_words import read_skip_words
 from kvtriage.kvcache.spec import CacheSpec, LayerKind
 from kvtriage.kvcache.support.backend_choice import Serving, pick_backend
 from kvtriage.kvcache.support.findings import check_support
-from kvtriage.kvcache.support.gpus import Gpu, Platform, default_max_num_batched_tokens, find_gpu
+from kvtriage.kvcache.support.gpus import Gpu, Platform, find_gpu
 from kvtriage.kvcache.support.memory_band import cache_memory
 
 __all__ = ["CACHE_DTYPES", "Asked", "open_question"]
@@ -59,7 +60,7 @@ def open_question(config: Mapping[str, object], hf_quant_config: Mapping[str, ob
     scaling, chosen = _scaling(spec, skip, gpu, asked, declared)
     native = "--scaling native" if asked.cache_dtype is None else f"--kv-cache-dtype {asked.cache_dtype}"
     policy = build_policy(spec, scaling, skip, f"{asked.spelling.skip} with {native}")
-    args, said = _engine_args(spec, policy, contexts if asked.contexts else (), gpu, asked.engine, declared)
+    args, said = fill_in(spec, policy, contexts if asked.contexts else (), gpu, asked.engine, declared)
     memory = _memory(asked, gpu, args)
     if args.max_model_len == AUTO_LENGTH and not asked.contexts and memory is not None:
         contexts = _longest_that_fits(spec, policy, args, memory) or contexts
@@ -74,7 +75,8 @@ def open_question(config: Mapping[str, object], hf_quant_config: Mapping[str, ob
         policy=policy,
         contexts=contexts,
         args=args,
-        said=(*chosen, *said),
+        chosen=chosen,
+        said=said,
         notes=(*_caveats(spec, policy, args), *_skip_notes(spec, policy), *_typed_notes(asked, native_dtype)),
         memory=memory,
         gpu=gpu,
@@ -157,96 +159,6 @@ def _typed_notes(asked: Asked, native_dtype: str) -> Iterator[str]:
         yield f"the model is served in {native_dtype}, and so is a cache that is not FP8: the flags say that"
     if asked.engine.max_num_seqs is not None:
         yield "--max-num-seqs moves no figure by itself: the line is of memory, and that many requests run at most"
-
-
-# --- the engine's flags -----------------------------------------------------------------
-
-
-def _engine_args(
-    spec: CacheSpec,
-    policy: CachePolicy,
-    contexts: Sequence[int],
-    gpu: Gpu | None,
-    flags: EngineFlags,
-    declared: DeclaredCache,
-) -> tuple[EngineArgs, tuple[str, ...]]:
-    """The flags with every open value filled in, and what was filled in, with its reason."""
-    args = replace(EngineArgs(), **flags.typed)
-    said: list[str] = []
-    args = replace(args, max_model_len=_max_model_len(spec, contexts, flags, said))
-    args = replace(args, max_num_batched_tokens=_batched_tokens(gpu, args, flags, said))
-    _check_seqs(args, flags)
-    guesses_ngrams = args.speculative_method is SpeculativeMethod.NGRAM and args.num_speculative_tokens > 0
-    if guesses_ngrams and flags.async_scheduling is None:
-        args = replace(args, async_scheduling=False)
-        said.append("async_scheduling = off (vLLM turns it off when ngrams are guessed)")
-    if flags.attention_backend is None:
-        args = replace(args, attention_backend=_backend(spec, policy, gpu, declared, said))
-    return args, tuple(said)
-
-
-def _max_model_len(spec: CacheSpec, contexts: Sequence[int], flags: EngineFlags, said: list[str]) -> int:
-    longest = max(contexts, default=spec.max_model_len)
-    length = flags.max_model_len
-    if length is None:
-        because = "the longest --context" if contexts else "the longest that the model reads"
-        said.append(f"max_model_len = {longest:,} ({because})")
-        return longest
-    if length == AUTO_LENGTH:
-        return length
-    if length > spec.max_model_len:
-        raise StudyError(
-            f"--max-model-len {length:,} is beyond the {spec.max_model_len:,} tokens that {spec.model_type} can read",
-            hint=f"vLLM refuses that too; give {spec.max_model_len} or less",
-        )
-    if contexts and length < longest:
-        raise StudyError(
-            f"a --context of {longest:,} tokens does not fit --max-model-len {length:,}",
-            hint="no request is longer than --max-model-len: raise it, or ask about a shorter context",
-        )
-    return length
-
-
-def _batched_tokens(gpu: Gpu | None, args: EngineArgs, flags: EngineFlags, said: list[str]) -> int:
-    if flags.max_num_batched_tokens is not None:
-        return flags.max_num_batched_tokens
-    if gpu is None:
-        tokens = args.max_num_batched_tokens
-        because = "vLLM's default for a server on a GPU of 70 GiB or more"
-    else:
-        tokens = default_max_num_batched_tokens(gpu)
-        because = f"vLLM's default for a server on {gpu.title}"
-    if flags.max_num_seqs is not None and args.max_model_len is not None and args.max_model_len > 0:
-        bound = flags.max_num_seqs * args.max_model_len
-        if bound < tokens:
-            tokens, because = bound, "--max-num-seqs requests of max_model_len, which is less than vLLM's default"
-    said.append(f"max_num_batched_tokens = {tokens:,} ({because})")
-    return tokens
-
-
-def _check_seqs(args: EngineArgs, flags: EngineFlags) -> None:
-    """As vLLM checks it when it reads its flags (config/scheduler.py)."""
-    tokens, seqs = args.max_num_batched_tokens, flags.max_num_seqs
-    if seqs is not None and flags.max_num_batched_tokens is not None and seqs > tokens:
-        raise StudyError(
-            f"--max-num-seqs {seqs} is more than --max-num-batched-tokens {tokens}",
-            hint="vLLM refuses that: each request of a step has a token of it at least",
-        )
-
-
-def _backend(
-    spec: CacheSpec, policy: CachePolicy, gpu: Gpu | None, declared: DeclaredCache, said: list[str]
-) -> Backend:
-    """What vLLM chooses for this GPU, as far as its blocks are modelled."""
-    if gpu is None:
-        return Backend.FLASH_ATTN
-    name = pick_backend(spec, policy, gpu, Serving(declared=declared)).name
-    if name in set(Backend):
-        said.append(f"attention_backend = {name} (what vLLM chooses on {gpu.title})")
-        return Backend(name)
-    if name is not None and LayerKind.LATENT not in spec.kinds:
-        said.append(f"blocks are those of FLASH_ATTN ({name}, which vLLM chooses on {gpu.title}, is not modelled)")
-    return Backend.FLASH_ATTN
 
 
 def _caveats(spec: CacheSpec, policy: CachePolicy, args: EngineArgs) -> Iterator[str]:

@@ -105,7 +105,7 @@ def run_sweep(question: Question, own: Sequence[Sequence[int]], memories: Sequen
             f"this sweep has {count:,} rows, more than {MOST_ROWS:,}", hint="give fewer lengths, memories or sets"
         )
     rows = sweep(question.spec, policies, question.args, contexts, sizes)
-    said = tuple(each for each in question.said if not each.startswith("max_model_len"))
+    said = tuple(each for each in question.assumed if not each.startswith("max_model_len"))
     assumed = (*question.spec.assumed, *said)
     notes = tuple(_notes(question))
     holders = {layer.layer_idx for layer in question.spec.layers if layer.holds_kv}

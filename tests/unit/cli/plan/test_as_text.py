@@ -50,6 +50,13 @@ def test_the_three_prices_and_the_line_of_gpt_oss() -> None:
         assert row in flat(text)
 
 
+def test_without_memory_what_was_assumed_of_the_policy_is_said_and_of_the_engine_is_not() -> None:
+    text = flat(text_of(memories=()))
+    assert "assumed: scaling = per_head (--scaling unit needs no checkpoint with scales)" in text
+    assert "max_num_batched_tokens" not in text
+    assert "assumed:" not in text_of(memories=(), scaling="unit")
+
+
 @pytest.mark.parametrize(
     ("how", "version", "device"),
     [

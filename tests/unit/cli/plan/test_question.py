@@ -46,7 +46,7 @@ def test_what_is_typed_is_not_assumed() -> None:
     typed = EngineFlags(max_model_len=65_536, max_num_batched_tokens=2048, async_scheduling=False)
     found = question(asked(scaling="per_head", engine=typed))
     assert (found.args.max_model_len, found.args.max_num_batched_tokens) == (65_536, 2048)
-    assert found.said == ()
+    assert found.assumed == ()
 
 
 @pytest.mark.parametrize(("length", "sentence"), [(131_073, "is beyond the 131,072"), (4096, "does not fit")])
@@ -65,7 +65,7 @@ def test_a_gpu_decides_batch_and_backend() -> None:
 def test_a_gpu_without_scales_per_head_gets_one_for_each_tensor() -> None:
     found = question(asked(gpu="l4"), LLAMA)
     assert found.policy.scaling is Scaling.PER_TENSOR
-    assert any(said.startswith("scaling = per_tensor") for said in found.said)
+    assert any(said.startswith("scaling = per_tensor") for said in found.chosen)
     assert question(asked(gpu="h100"), LLAMA).policy.scaling is Scaling.PER_HEAD
     assert question(asked(gpu="l4", scaling="per_head"), LLAMA).policy.scaling is Scaling.PER_HEAD
 
@@ -74,7 +74,7 @@ def test_a_gpu_without_scales_per_head_gets_one_for_each_tensor() -> None:
 def test_a_backend_without_scales_per_head_is_not_asked_for_them(gpu: str | None) -> None:
     found = question(asked(gpu=gpu, engine=EngineFlags(attention_backend=Backend.TRITON_ATTN)), LLAMA)
     assert found.policy.scaling is Scaling.PER_TENSOR
-    assert "scaling = per_tensor (TRITON_ATTN takes no scale for each head)" in found.said
+    assert "scaling = per_tensor (TRITON_ATTN takes no scale for each head)" in found.chosen
     assert not any(finding.severity is Severity.REFUSED for finding in found.findings)
 
 
@@ -82,8 +82,8 @@ def test_where_the_scaling_decides_the_backend_it_is_said() -> None:
     by_default, typed = question(asked(gpu="b200"), LLAMA), question(asked(gpu="b200", scaling="unit"), LLAMA)
     assert by_default.args.attention_backend is Backend.FLASH_ATTN
     assert typed.args.attention_backend is Backend.FLASHINFER
-    assert "unit and per_tensor get FLASHINFER on B200" in by_default.said[0]
-    assert "FLASHINFER" not in question(asked(gpu="h100"), LLAMA).said[0]
+    assert "unit and per_tensor get FLASHINFER on B200" in by_default.chosen[0]
+    assert "FLASHINFER" not in question(asked(gpu="h100"), LLAMA).chosen[0]
 
 
 def test_ngrams_turn_asynchronous_scheduling_off() -> None:
