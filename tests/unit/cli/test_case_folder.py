@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from kvtriage.cli.case_folder.folder import CaseFolder
-from kvtriage.cli.case_folder.layout import TRIALS
+from kvtriage.cli.case_folder.layout import ANSWERS, TRIALS
 from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.errors import BadInput, CaseBusy, CaseError, EngineError, KvtriageError, ModelError, StorageError
+from kvtriage.records.answers import Written
 from kvtriage.records.plan import Plan
 from kvtriage.records.rule import Rule
 from kvtriage.records.scales import ScaleRecord
@@ -264,8 +265,23 @@ class TestTrials:
                     sink(trial)
             lines = (tmp_path / TRIALS).read_bytes().splitlines(keepends=True)
             (tmp_path / TRIALS).write_bytes(lines[0] + b"\0\0\0\n" + lines[2])
-            with pytest.raises(CaseError, match=r"line 2 of trials\.jsonl is damaged"):
+            with pytest.raises(CaseError, match=r"line 2 of trials\.jsonl is damaged") as refused:
                 case.trials()
+            assert refused.value.hint == "start a new case folder"
+
+    def test_of_answers_only_what_is_damaged_is_lost(self, tmp_path: Path) -> None:
+        whole = [Written(arm="bf16", asked=str(number), conditions="c", token_ids=(1,)) for number in range(3)]
+        with open_case(tmp_path, create=True) as case:
+            with case.appending(ANSWERS) as sink:
+                for answer in whole:
+                    sink(answer)
+            lines = (tmp_path / ANSWERS).read_bytes().splitlines(keepends=True)
+            (tmp_path / ANSWERS).write_bytes(lines[0] + b"{\n" + lines[2])
+            with pytest.raises(CaseError, match=r"line 2 of answers\.jsonl is damaged") as refused:
+                case.answers()
+            assert "remove that line" in refused.value.hint
+            (tmp_path / ANSWERS).write_bytes(lines[0] + lines[2])
+            assert case.answers() == (whole[0], whole[2])
 
     @pytest.mark.parametrize("fails", ["write", "fsync"])
     def test_a_full_disk_leaves_whole_lines(

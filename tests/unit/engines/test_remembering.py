@@ -95,8 +95,10 @@ def test_an_answer_that_json_cannot_hold_is_asked_for_again() -> None:
 @pytest.mark.parametrize("ids", [(), (1,), (1, 1, 1), (1, -1), (1, 2**40)])
 def test_a_written_answer_that_was_edited_is_refused(ids: tuple[int, ...]) -> None:
     edited = Written(arm="bf16", asked=digest_of((5, 7), 2), conditions="c", token_ids=ids)
-    with remembering(Counting(), [edited], print) as one, pytest.raises(CaseError, match="no tokens"):
+    with remembering(Counting(), [edited], print) as one, pytest.raises(CaseError, match="no tokens") as refused:
         one.written([((5, 7), 2)], quiet)
+    assert f'"asked":"{edited.asked}"'.encode() in msgspec.json.encode(edited)
+    assert f'"asked":"{edited.asked}"' in refused.value.hint
 
 
 def test_texts_that_only_look_alike_are_told_apart() -> None:

@@ -67,5 +67,5 @@ def _minor(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-def damaged(name: str, why: str) -> CaseError:
-    return CaseError(f"{name} is damaged: {why}", hint="start a new case folder")
+def damaged(name: str, why: str, way_out: str = "start a new case folder") -> CaseError:
+    return CaseError(f"{name} is damaged: {why}", hint=way_out)

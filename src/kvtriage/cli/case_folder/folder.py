@@ -140,8 +140,9 @@ class CaseFolder:
         return tuple(read_lines(self.path / IMPORTS, msgspec.json.Decoder(Imported)))
 
     def answers(self) -> tuple[Answer, ...]:
-        """All whole lines of answers.jsonl, as `trials` reads its own."""
-        return tuple(read_lines(self.path / ANSWERS, msgspec.json.Decoder[Answer](Answer)))
+        """All whole lines of answers.jsonl, as `trials` reads its own. One that is damaged may be taken out."""
+        way_out = f"remove that line of {self.path / ANSWERS}: what it answered is asked again, and nothing else"
+        return tuple(read_lines(self.path / ANSWERS, msgspec.json.Decoder[Answer](Answer), way_out))
 
     @contextlib.contextmanager
     def appending(self, name: str = TRIALS) -> Iterator[Callable[[Trial | SearchTrial | ProbeLine | Answer], None]]:

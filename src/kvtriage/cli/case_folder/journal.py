@@ -19,10 +19,12 @@ __all__ = ["open_journal", "read_lines"]
 _Line = TypeVar("_Line")
 
 
-def read_lines(file: Path, decoder: msgspec.json.Decoder[_Line]) -> Iterator[_Line]:
+def read_lines(
+    file: Path, decoder: msgspec.json.Decoder[_Line], way_out: str = "start a new case folder"
+) -> Iterator[_Line]:
     """All whole lines; none of a file that is not there. A torn last line, left by a kill, is cut off.
 
-    Raises CaseError with the line number for any other damage, StorageError.
+    Raises CaseError with the line number for any other damage, and `way_out` as its hint; StorageError.
     """
     data = read_plain(file)
     if data is None:
@@ -36,7 +38,7 @@ def read_lines(file: Path, decoder: msgspec.json.Decoder[_Line]) -> Iterator[_Li
         try:
             yield decoder.decode(line)
         except msgspec.DecodeError as error:
-            raise damaged(f"line {number} of {file.name}", str(error)) from error
+            raise damaged(f"line {number} of {file.name}", str(error), way_out) from error
 
 
 @contextlib.contextmanager
