@@ -149,6 +149,8 @@ class EngineInfo:
     """Whether it sees its layers: then `screen` answers, and a probe is resumed at the first layer that it changes."""
     reads_once: bool = False
     """Whether it reads once what texts begin with that are asked one after the other, and cut there."""
+    observes_by: str = "texts"
+    """What it counts while it observes: 'texts', or 'layers', each read for many texts at once."""
     longest_text: int | None = None
     """Tokens that it reads at the most, those written behind them included; None for the model's own limit."""
 

@@ -37,8 +37,9 @@ def calibrate(plan: Plan, split: Split, engine: Engine, report: Reporter, inputs
     _check_disjoint(split)
     spec = engine.spec
     edges = position_edges(plan.study.calibration_tokens)
+    steps = f"{engine.info().observes_by} read"
     stats = engine.observe(
-        [item.token_ids for item in split.calibration], edges, partial(report, "observing Q, K and V")
+        [item.token_ids for item in split.calibration], edges, partial(report, f"observing Q, K and V, {steps}")
     )
     sets = {scaling: fit_scales(stats, spec, scaling) for scaling in (Scaling.PER_TENSOR, Scaling.PER_HEAD)}
     bound = fit_sub_octaves(stats, spec)
@@ -46,7 +47,7 @@ def calibrate(plan: Plan, split: Split, engine: Engine, report: Reporter, inputs
     shares = engine.check_scales(
         [item.token_ids for item in split.holdout],
         list(checked.values()),
-        partial(report, "checking the scales on held-out text"),
+        partial(report, f"checking the scales on held-out text, {steps}"),
     )
     held_out = dict(zip(checked, shares, strict=True))
     return ScaleRecord(

@@ -102,8 +102,8 @@ class FakeCase:
         tasks = (TASKS["text"], TASKS["generation"])
         return tuple(item for task in tasks for item in task.items(self.split, self.study, self.engine.tokenizer))
 
-    def calibrate(self) -> ScaleRecord:
-        return calibrate(self.plan, self.split, self.engine, silent, {})
+    def calibrate(self, report: Reporter = silent) -> ScaleRecord:
+        return calibrate(self.plan, self.split, self.engine, report, {})
 
     def diagnose(
         self, done: Sequence[ProbeLine] = (), sink: Callable[[ProbeLine], None] = lambda line: None

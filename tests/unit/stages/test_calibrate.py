@@ -31,6 +31,12 @@ def test_every_scaling_is_held_against_unseen_text() -> None:
     assert len(rows) == 3 * 6 * 2 * 2
 
 
+def test_progress_says_what_it_counts() -> None:
+    said: list[str] = []
+    FakeCase().calibrate(lambda what, _done, _total: said.append(what))
+    assert said == ["observing Q, K and V, texts read", "checking the scales on held-out text, texts read"]
+
+
 def test_an_evaluation_item_may_not_calibrate() -> None:
     case = FakeCase()
     case.split = dataclasses.replace(case.split, calibration=case.split.evaluation[:1])
