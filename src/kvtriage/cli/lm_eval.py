@@ -14,7 +14,7 @@ from kvtriage.cli.case_folder.layout import ANSWERS
 from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.cli.importing import add_to_case
 from kvtriage.cli.job import Job, open_job
-from kvtriage.cli.options import Machine, case_argument, machine_options
+from kvtriage.cli.options import Machine, case_argument, machine_options, mixed_backends_option
 from kvtriage.cli.servers import choose_wiring
 from kvtriage.cli.subject import reread_subject
 from kvtriage.cli.terminal import say, stage
@@ -51,6 +51,7 @@ __all__ = ["lm_eval_command"]
 @click.option("--num-fewshot", type=click.IntRange(min=0), metavar="N", help="Shots.  [default: the task's own]")
 @click.option("--limit", type=click.IntRange(min=2), metavar="N", help="The first N documents of each task alone.")
 @machine_options
+@mixed_backends_option
 @click.pass_obj
 def lm_eval_command(
     wiring: Callable[[], Wiring] | None,

@@ -14,7 +14,15 @@ import click
 from kvtriage.cli.settings import parse_memory
 from kvtriage.cli.waits import WAIT
 
-__all__ = ["Machine", "Servers", "case_argument", "machine_options", "memory_bound_option"]
+__all__ = [
+    "Machine",
+    "Servers",
+    "case_argument",
+    "machine_options",
+    "memory_bound_option",
+    "mixed_backends_option",
+    "parallel_arms_option",
+]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -73,8 +81,26 @@ def memory_bound_option(command: _Command) -> _Command:
         "--memory-bound",
         metavar="SIZE",
         callback=parse_memory,
-        help="Calibrate within 4GiB, say: layers come from disk, and nothing else can run so.  [default: 4/5 of free "
-        "memory, where layers come from disk untold]",
+        help="Calibrate within 4GiB, say: layers come from disk, and nothing else can run so. Without it "
+        "more and longer texts take more, up to 4/5 of the free memory.",
+    )(command)
+
+
+def mixed_backends_option(command: _Command) -> _Command:
+    """--mixed-backends, for the commands that set arms side by side; above it `machine_options`."""
+    return click.option(
+        "--mixed-backends",
+        is_flag=True,
+        help="Compare arms all the same whose servers chose another attention backend than BF16's.",
+    )(command)
+
+
+def parallel_arms_option(command: _Command) -> _Command:
+    """--parallel-arms, for the commands that measure every arm; above it `machine_options`."""
+    return click.option(
+        "--parallel-arms",
+        is_flag=True,
+        help="Let all servers of --arm read each item at once. Times are still taken in turn.",
     )(command)
 
 
@@ -94,8 +120,8 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         arms: tuple[str, ...],
         start_timeout: float,
         answer_timeout: float,
-        parallel_arms: bool,
-        mixed_backends: bool,
+        parallel_arms: bool = False,
+        mixed_backends: bool = False,
         memory_bound: int | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -111,11 +137,16 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 variables,
                 mixed_backends,
             )
-        elif vllm_command is not None or engine_args or variables or arms or parallel_arms or mixed_backends:
-            raise click.UsageError(
-                "--vllm-command, --engine-arg, --server-env, --arm, --parallel-arms and --mixed-backends are for "
-                "--engine vllm"
-            )
+        for name, typed in {
+            "--vllm-command": vllm_command is not None,
+            "--engine-arg": engine_args,
+            "--server-env": variables,
+            "--arm": arms,
+            "--parallel-arms": parallel_arms,
+            "--mixed-backends": mixed_backends,
+        }.items():
+            if typed and servers is None:
+                raise click.UsageError(f"{name} is for --engine vllm")
         if arms and (vllm_command is not None or engine_args or variables):
             raise click.UsageError(
                 "--arm names a server that runs: --vllm-command, --engine-arg and --server-env start one"
@@ -129,16 +160,6 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     wrapped: Callable[..., Any] = with_machine
     for option in (
-        click.option(
-            "--mixed-backends",
-            is_flag=True,
-            help="Compare arms all the same whose servers chose another attention backend than BF16's.",
-        ),
-        click.option(
-            "--parallel-arms",
-            is_flag=True,
-            help="Let all servers of --arm read each item at once. Times are still taken in turn.",
-        ),
         click.option(
             "--start-timeout",
             type=WAIT,

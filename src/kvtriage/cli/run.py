@@ -13,7 +13,13 @@ from kvtriage.cli.dry_run import print_dry_run
 from kvtriage.cli.dry_run_options import DryRun, dry_run_options
 from kvtriage.cli.job import open_job, run_ablate, run_calibrate, run_diagnose
 from kvtriage.cli.judging import run_decide
-from kvtriage.cli.options import Machine, machine_options, memory_bound_option
+from kvtriage.cli.options import (
+    Machine,
+    machine_options,
+    memory_bound_option,
+    mixed_backends_option,
+    parallel_arms_option,
+)
 from kvtriage.cli.report_files import run_report
 from kvtriage.cli.search import run_search
 from kvtriage.cli.servers import choose_wiring
@@ -64,6 +70,8 @@ _VERBS = ("plan", "calibrate", "diagnose", "search", "ablate", "decide", "report
 @click.option("--until", type=click.Choice(_VERBS), default="report", help="Stop after this verb.")
 @memory_bound_option
 @machine_options
+@parallel_arms_option
+@mixed_backends_option
 @dry_run_options
 @click.pass_obj
 def run_command(

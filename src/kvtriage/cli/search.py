@@ -13,7 +13,7 @@ from kvtriage.cli.case_folder.layout import SEARCH
 from kvtriage.cli.dry_run import measure_speed
 from kvtriage.cli.dry_run_options import Speed, parse_speed, remembered_speed
 from kvtriage.cli.job import Job
-from kvtriage.cli.options import Machine, case_argument, machine_options
+from kvtriage.cli.options import Machine, case_argument, machine_options, mixed_backends_option
 from kvtriage.cli.search_table import render_cost, render_frontier
 from kvtriage.cli.terminal import say, say_there, stage
 from kvtriage.cli.verbs import with_job
@@ -31,6 +31,7 @@ __all__ = ["run_search", "search_command"]
 @click.command("search")
 @case_argument
 @machine_options
+@mixed_backends_option
 @click.option("--dry-run", is_flag=True, help="Print what the search reads and how long it takes; write nothing.")
 @click.option(
     "--speed",

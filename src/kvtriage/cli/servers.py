@@ -47,6 +47,7 @@ def choose_wiring(
                 machine.memory_bound,
                 only_calibrates=machine.only_calibrates,
                 compute_dtype=machine.compute_dtype,
+                calibration_tokens=study.calibration_tokens,
             )
         case Servers() as servers:
             return lambda: _vllm(servers, machine, case, study)

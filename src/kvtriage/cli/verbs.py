@@ -16,7 +16,14 @@ from kvtriage.cli.dry_run import print_dry_run
 from kvtriage.cli.dry_run_options import DryRun, dry_run_options, remembered_speed
 from kvtriage.cli.job import Job, open_job, run_ablate, run_calibrate, run_diagnose
 from kvtriage.cli.judging import explain_case, judge_case, need_suspects, run_decide
-from kvtriage.cli.options import Machine, case_argument, machine_options, memory_bound_option
+from kvtriage.cli.options import (
+    Machine,
+    case_argument,
+    machine_options,
+    memory_bound_option,
+    mixed_backends_option,
+    parallel_arms_option,
+)
 from kvtriage.cli.report_files import compare_cases, run_report, view_case
 from kvtriage.cli.report_text import render_text
 from kvtriage.cli.rules import load_rule
@@ -104,6 +111,8 @@ def diagnose_command(wiring: Callable[[], Wiring] | None, case_path: Path, machi
 @click.command("ablate")
 @case_argument
 @machine_options
+@parallel_arms_option
+@mixed_backends_option
 @dry_run_options
 @click.pass_obj
 def ablate_command(

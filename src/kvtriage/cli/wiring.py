@@ -47,13 +47,18 @@ class Wiring:
 
 
 def embedded(
-    memory_bound: int | None = None, *, only_calibrates: bool = False, compute_dtype: str = "float32"
+    memory_bound: int | None = None,
+    *,
+    only_calibrates: bool = False,
+    compute_dtype: str = "float32",
+    calibration_tokens: int | None = None,
 ) -> Wiring:
     """The embedded engine. Raises EngineError when torch or transformers is missing.
 
     A model that memory does not hold, or that has to stay within `memory_bound` bytes, is calibrated with its
     layers streamed from disk; so is any, on a CPU, where nothing else is asked of the engine, unless its layers cannot
     be streamed. `compute_dtype`: of products with weights, and another than float32 is for streamed layers.
+    `calibration_tokens`: of a text, for one of which a bound that was told has to have room.
 
     torch's OpenMP threads are told, before they exist, to sleep and not to spin while they wait:
     beside any other load a spinning pair of threads is many times slower than one.
@@ -99,7 +104,7 @@ def embedded(
             engine: Engine | None = None
             if bound is not None:
                 try:
-                    engine = stack.enter_context(
+                    streaming = stack.enter_context(
                         open_bounded_engine(
                             folder,
                             spec,
@@ -110,6 +115,9 @@ def embedded(
                             trust_remote_code=trust_remote_code,
                         )
                     )
+                    if calibration_tokens is not None:
+                        streaming.check_bound(calibration_tokens)
+                    engine = streaming
                     within = "" if told is None else f", to stay within {format_bytes(told)}"
                     say(f"engine: layers are streamed from disk one at a time{within}")
                 except UnsupportedModel as error:

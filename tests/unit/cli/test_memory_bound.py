@@ -44,6 +44,14 @@ def test_a_bound_streams_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "streamed from disk one at a time, to stay within 64.0 GiB" in capsys.readouterr().err
 
 
+def test_a_bound_without_room_for_one_text_is_not_said_to_be_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(StudyError, match=r"128.0 MiB are not enough: one layer and one text of 1,024 tokens need"):
+        backend(tmp_path, 128 << 20)
+    assert "streamed" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("bound", [None, 64 << 30])
 def test_what_is_freed_goes_back_where_a_bound_is_told(
     bound: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -67,6 +75,7 @@ def test_a_model_that_does_not_fit_streams_by_itself(tmp_path: Path, monkeypatch
 def test_an_engine_that_only_calibrates_streams_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     info = opened(tmp_path, None, only_calibrates=True)
     assert "layers streamed" in info.backend
+    assert info.observes_by == "layers"
     assert info.compute_dtype == "float32"
     assert capsys.readouterr().err.endswith("engine: layers are streamed from disk one at a time\n")
 
@@ -78,6 +87,27 @@ def test_where_layers_cannot_be_streamed_the_model_is_held(tmp_path: Path, capsy
     for how in ({"bound": 64 << 30}, {"bound": None, "compute_dtype": "bfloat16"}):
         with pytest.raises(UnsupportedModel, match="does not name its weights as the model does"):
             opened(tmp_path, spoil=join_projections, only_calibrates=True, **how)
+
+
+def test_experts_that_lie_apart_on_disk_are_calibrated_in_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tiny.save(tiny.qwen3_moe(), tmp_path)
+    room = choose_wiring(None, Machine(None, 1, False, only_calibrates=True), None, Study())()
+    options: dict[str, Any] = {"numerics": "storage", "device": "cpu", "threads": 1, "trust_remote_code": False}
+    with room.open_engine(tmp_path, spec, **options) as engine:
+        assert engine.observe([tiny.prompt(20)], (0,), lambda _done, _total: None).tokens == 20
+    said = capsys.readouterr().err
+    assert "engine: the model is held in memory, because the checkpoint does not name its weights as the model" in said
+    assert "experts" in said
+    with (
+        pytest.raises(UnsupportedModel, match="experts") as refused,
+        choose_wiring(None, Machine(None, 1, False, None, 64 << 30), None, Study())().open_engine(
+            tmp_path, spec, **options
+        ),
+    ):
+        pass
+    assert "leave --memory-bound and --compute-dtype away and calibrate in memory" in refused.value.hint
 
 
 def test_products_in_bf16_are_said_where_they_are_slow(

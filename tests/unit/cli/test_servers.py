@@ -243,12 +243,31 @@ def test_a_command_that_holds_a_secret_is_refused() -> None:
     assert "s3cret" not in caught.value.message
 
 
-@pytest.mark.parametrize("words", [("--engine-arg", "--enforce-eager"), ("--server-env", "A=1"), ("--mixed-backends",)])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--vllm-command", "vllm serve"),
+        ("--engine-arg", "--enforce-eager"),
+        ("--server-env", "A=1"),
+        ("--arm", "bf16=http://127.0.0.1:1"),
+        ("--parallel-arms",),
+        ("--mixed-backends",),
+    ],
+)
 def test_options_of_vllm_are_for_vllm(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    assert main(["calibrate", str(tmp_path), *words]) == 2
-    assert "are for --engine vllm" in capsys.readouterr().err
+    assert main(["ablate", str(tmp_path), *words]) == 2
+    assert f"{words[0]} is for --engine vllm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["calibrate", "diagnose"])
+@pytest.mark.parametrize("word", ["--parallel-arms", "--mixed-backends"])
+def test_what_is_said_of_several_arms_is_no_option_where_there_is_one(
+    verb: str, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, str(tmp_path), "--engine", "vllm", word]) == 2
+    assert f"no such option '{word}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

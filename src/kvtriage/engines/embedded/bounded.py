@@ -92,6 +92,7 @@ class BoundedEngine(Observing):
             native_dtype=self._native,
             threads=self._threads,
             per_head_scales=True,
+            observes_by="layers",
         )
 
     @property
@@ -153,6 +154,10 @@ class BoundedEngine(Observing):
                 yield pool
         finally:
             pool.shutdown(cancel_futures=True)
+
+    def check_bound(self, tokens: int) -> None:
+        """Raises StudyError when the bound does not hold one text of so many tokens."""
+        self._share(1, tokens)
 
     def _share(self, texts: int, tokens: int) -> _Share:
         """For so many texts of so many tokens: workers first, then texts, and a second layer where all texts fit.
