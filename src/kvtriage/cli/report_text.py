@@ -17,6 +17,7 @@ from kvtriage.report.figures.layers import draw_layers
 from kvtriage.report.figures.tradeoff import draw_tradeoff
 from kvtriage.report.numbers import as_set, rounded, times
 from kvtriage.report.tables import format_price, price_table
+from kvtriage.report.terms import explain_terms
 from kvtriage.units import format_tokens
 
 __all__ = ["render_text"]
@@ -54,7 +55,8 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
 def _verdict(view: CaseView, width: int) -> Iterator[str]:
     for line in _wrapped(view.verdict.headline, width):
         yield click.style(line, bold=True, fg="green" if view.verdict.choice is not None else "yellow")
-    for told in tell_in_brief(view):
+    brief = tell_in_brief(view)
+    for told in brief:
         if width >= _ROOMY:
             first, *rest = _wrapped(told.sentence.text, width, " " * _LEAD)
             yield click.style(f"{told.lead:<{_LEAD}}", dim=True) + first[_LEAD:]
@@ -62,6 +64,8 @@ def _verdict(view: CaseView, width: int) -> Iterator[str]:
         else:
             yield click.style(told.lead, dim=True)
             yield from _wrapped(told.sentence.text, width, "  ")
+    for meaning in explain_terms(told.sentence.text for told in brief):
+        yield from (click.style(line, dim=True) for line in _wrapped(meaning, width))
 
 
 def _prices(view: CaseView, width: int) -> Iterator[str]:

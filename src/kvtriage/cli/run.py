@@ -26,7 +26,7 @@ from kvtriage.cli.servers import choose_wiring
 from kvtriage.cli.settings import Override, load_study, parse_buckets, parse_memory
 from kvtriage.cli.sources import DEMO_DATA, resolve_data, resolve_model
 from kvtriage.cli.subject import Subject, open_subject_engine, read_subject
-from kvtriage.cli.summary import render_verdict
+from kvtriage.cli.summary import print_told, render_verdict
 from kvtriage.cli.terminal import folding_width, open_progress, say
 from kvtriage.cli.verbs import CANNOT_TELL
 from kvtriage.cli.wiring import Wiring, embedded
@@ -171,5 +171,5 @@ def _run_verbs(out: Path, subject: Subject, machine: Machine, room: Callable[[],
         verdict = run_decide(case)
         if last >= _VERBS.index("report"):
             say(f"report: {run_report(case)}")
-        click.echo(render_verdict(verdict, subject.plan, folding_width()))
+        print_told(render_verdict(verdict, subject.plan, folding_width()))
     return CANNOT_TELL if verdict.choice is None else 0

@@ -7,18 +7,28 @@ import textwrap
 from collections.abc import Sequence
 from statistics import fmean
 
-from kvtriage.cli.terminal import one_line
+import click
+
+from kvtriage.cli.terminal import one_line, say
 from kvtriage.records.plan import Plan
 from kvtriage.records.scales import HeldOutRow, ScaleRecord
 from kvtriage.records.sensitivities import OperandRow, Sensitivities
 from kvtriage.records.verdict import RepairChoice, Verdict
 from kvtriage.report.numbers import percent
+from kvtriage.report.terms import explain_terms
 from kvtriage.stages.probes import UNIT
 
-__all__ = ["render_choice", "render_scales", "render_sensitivities", "render_verdict"]
+__all__ = ["print_told", "render_choice", "render_scales", "render_sensitivities", "render_verdict"]
 
 _WORST = 5
 """Layers that are shown."""
+
+
+def print_told(told: str) -> None:
+    """Data on stdout; what terms in it mean, which a newcomer need not know, behind it on stderr."""
+    click.echo(told)
+    for meaning in explain_terms([told]):
+        say(meaning)
 
 
 def render_verdict(verdict: Verdict, plan: Plan, width: int | None = None) -> str:

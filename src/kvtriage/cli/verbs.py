@@ -29,7 +29,7 @@ from kvtriage.cli.report_text import render_text
 from kvtriage.cli.rules import load_rule
 from kvtriage.cli.servers import choose_wiring
 from kvtriage.cli.subject import reread_subject
-from kvtriage.cli.summary import render_scales, render_sensitivities, render_verdict
+from kvtriage.cli.summary import print_told, render_scales, render_sensitivities, render_verdict
 from kvtriage.cli.terminal import columns, folding_width, say, show
 from kvtriage.cli.wiring import Wiring
 from kvtriage.records.plan import Plan
@@ -103,7 +103,7 @@ def diagnose_command(wiring: Callable[[], Wiring] | None, case_path: Path, machi
     """
 
     def work(job: Job) -> None:
-        click.echo(render_sensitivities(run_diagnose(job, job.case.need(ScaleRecord))))
+        print_told(render_sensitivities(run_diagnose(job, job.case.need(ScaleRecord))))
 
     with_job(wiring, case_path, machine, work, lambda case: case.need(ScaleRecord))
 
@@ -182,7 +182,7 @@ def decide_command(case_path: Path, rule: str | None, explain: bool, as_json: bo
         elif as_json:
             click.echo(msgspec.json.format(msgspec.json.encode(verdict), indent=2))
         else:
-            click.echo(render_verdict(verdict, plan, folding_width()))
+            print_told(render_verdict(verdict, plan, folding_width()))
         if explain:
             click.echo("\n" + explain_case(case, plan))
     return CANNOT_TELL if verdict.choice is None else 0

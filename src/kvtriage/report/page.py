@@ -26,6 +26,7 @@ from kvtriage.report.numbers import Sentence, Shown, percent, rounded, say, sign
 from kvtriage.report.pools import reserved_pools
 from kvtriage.report.quality import METRICS, Metric, drift_of
 from kvtriage.report.tables import arm_rows, held_bytes, price_table, reason_groups
+from kvtriage.report.terms import explain_terms
 from kvtriage.report.timings import latency_of
 from kvtriage.report.view import CaseView
 from kvtriage.stats import Interval, Line
@@ -81,6 +82,7 @@ def render_report(view: CaseView) -> Report:
     html = page.render(
         view=view,
         brief=brief,
+        terms=explain_terms(told.sentence.text for told in brief),
         plan=plan,
         verdict=verdict,
         explanation=_as_sentence(view.sensitivities.explanation),

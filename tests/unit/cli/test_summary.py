@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kvtriage.cli.summary import render_choice, render_scales, render_sensitivities, render_verdict
+from kvtriage.cli.summary import print_told, render_choice, render_scales, render_sensitivities, render_verdict
 from kvtriage.records.scales import HeldOutRow
 from kvtriage.records.verdict import RepairChoice
 from tests.unit.report.cases import gemma_like, smollm_like
@@ -17,6 +17,16 @@ def test_in_a_pipe_each_of_the_five_is_one_line() -> None:
     told = render_verdict(case.verdict, case.plan).splitlines()
     assert [line[:9].strip() for line in told[:5]] == ["verdict", "choice", "why", "cache", "next"]
     assert told[5:] == ["", "vllm serve case/checkpoint --kv-cache-dtype fp8"]
+
+
+def test_terms_are_explained_beside_what_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    print_told("drifts 0.0109 nats per token")
+    seen = capsys.readouterr()
+    assert seen.out == "drifts 0.0109 nats per token\n"
+    assert seen.err.startswith("Nats per token: ")
+    assert len(seen.err.splitlines()) == 1
+    print_told("stays with BF16")
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("width", [40, 80])
