@@ -204,13 +204,20 @@ def measure_side_by_side(engine: EmbeddedEngine, tokens: int, rounds: int, worke
     return spent
 
 
+def at_least_one(text: str) -> int:
+    """For argparse. Raises ArgumentTypeError, ValueError."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is too few")
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo:gemma3-270m", help="a model folder, or one of the demo models")
     parser.add_argument("--tokens", type=int, default=1_024)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1, help="of the first part")
-    parser.add_argument("--workers", type=int, default=2, help="of the second part")
+    parser.add_argument("--rounds", type=at_least_one, default=3)
+    parser.add_argument("--threads", type=at_least_one, default=1, help="of the first part")
+    parser.add_argument("--workers", type=at_least_one, default=2, help="of the second part")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
     try:

@@ -20,6 +20,10 @@ from bench import calibration, client_overhead, sensitivity, skip_sets, slope, s
             for main in (calibration.main, slope.main, study.main)
         ),
         (calibration.main, ("--bound", "much"), "argument --bound: invalid parse_bytes value: 'much'"),
+        *(
+            (study.main, (word, "0"), f"argument {word}: 0 is too few")
+            for word in ("--rounds", "--threads", "--workers")
+        ),
         (client_overhead.main, ("--streams", "x"), "argument --streams: invalid int value: 'x'"),
     ],
 )
