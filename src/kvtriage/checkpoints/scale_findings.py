@@ -6,45 +6,22 @@ all load, and the model answers a little worse.
 
 from __future__ import annotations
 
-import enum
-import math
-import statistics
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
+from kvtriage.checkpoints.finding import Finding, Level
 from kvtriage.checkpoints.scale_loading import Fate, Heads, LayerLoad, Loader, choose_loader, predict_loading
+from kvtriage.checkpoints.scale_values import find_odd_values
 from kvtriage.checkpoints.stored_scales import HeldScales, StoredScale
 from kvtriage.kvcache.layer_runs import layer_runs, write_runs
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec, LayerKind, LayerSpec
-from kvtriage.units import format_count
 
 _Key = TypeVar("_Key", bound=Hashable)
 
-__all__ = ["Finding", "Level", "attention_heads", "find_suspects", "name_layers"]
+__all__ = ["attention_heads", "find_suspects", "name_layers"]
 
-_LEAST_NORMAL = 2.0**-126
-_IMPLAUSIBLE = (1e-10, 1e4)
-"""Of a scale: K and V of a living model reach from 1e-8 to 1e6, which is scale × 448."""
-_FAR_OCTAVES = 16.0
-"""From the median of all layers: E4M3 itself spans 15."""
-_SHOWN = 3
 _NO_CACHE = (LayerKind.STATE, LayerKind.NONE)
-
-
-class Level(enum.StrEnum):
-    """WRONG: it cannot be right, or stops the server. SUSPECT: it loads, and is seldom meant. SAID: good to know."""
-
-    WRONG = "wrong"
-    SUSPECT = "suspect"
-    SAID = "said"
-
-
-@dataclass(frozen=True)
-class Finding:
-    level: Level
-    text: str
 
 
 def attention_heads(held: HeldScales, spec: CacheSpec | None) -> dict[int, Heads]:
@@ -71,7 +48,7 @@ def find_suspects(held: HeldScales, spec: CacheSpec | None) -> tuple[Finding, ..
             *_of_places(held, spec, heads),
             *_of_absence(held, spec, loads),
             *_of_fates(loads),
-            *_of_values(held.scales),
+            *find_odd_values(held.scales),
             *_of_heads(held, heads),
             *_of_sharing(spec, loads),
         ]
@@ -205,68 +182,6 @@ def _of_fates(loads: Sequence[LayerLoad]) -> Iterator[Finding]:
                 yield Finding(level, f"{', '.join(tensors)} of {name_layers(layers, len(loads))} {says}")
 
 
-_VALUES: tuple[tuple[Level, str, Callable[[float], bool]], ...] = (
-    (Level.WRONG, "NaN or infinite", lambda value: not math.isfinite(value)),
-    (Level.WRONG, "negative", lambda value: value < 0),
-    (Level.WRONG, "0", lambda value: value == 0),
-    (
-        Level.WRONG,
-        "subnormal, as memory that was never written looks",
-        lambda value: 0 < value < _LEAST_NORMAL,
-    ),
-    (
-        Level.SUSPECT,
-        "of a size that no K or V has, as memory that was never written looks",
-        lambda value: _LEAST_NORMAL <= value < _IMPLAUSIBLE[0] or _IMPLAUSIBLE[1] < value < math.inf,
-    ),
-    (Level.SUSPECT, "exactly 1.0, as a scale that was never calibrated is", lambda value: value == 1.0),
-)
-
-
-def _of_values(scales: Sequence[StoredScale]) -> Iterator[Finding]:
-    for level, says, is_so in _VALUES:
-        hit = [scale for scale in scales if scale.values is not None and any(map(is_so, scale.values))]
-        if hit:
-            yield Finding(
-                level, f"{format_count(len(hit), 'scale')} {'are' if len(hit) > 1 else 'is'} {says}: {_names(hit)}"
-            )
-    for tensor in ("k", "v", "q"):
-        yield from _far_off(tensor, [scale for scale in scales if scale.tensor == tensor])
-    odd = [scale for scale in scales if scale.values is None]
-    if odd:
-        yield Finding(
-            Level.WRONG,
-            f"{format_count(len(odd), 'scale')} cannot be one, by dtype or size: {_names(odd)}, "
-            f"{odd[0].dtype} {[*odd[0].shape]}",
-        )
-    half = {scale.dtype for scale in scales} & {"BF16", "F16"}
-    if half:
-        lost = "0.2 %" if "BF16" in half else "0.02 %"
-        yield Finding(
-            Level.SAID,
-            f"its scales are kept in {' and '.join(sorted(half))}: where one was rounded down, by {lost} at most, the "
-            "very largest values saturate",
-        )
-
-
-def _far_off(tensor: str, scales: Sequence[StoredScale]) -> Iterator[Finding]:
-    plausible = {
-        scale.name: max(scale.values)
-        for scale in scales
-        if scale.values and all(_IMPLAUSIBLE[0] <= value <= _IMPLAUSIBLE[1] for value in scale.values)
-    }
-    if len(plausible) < _SHOWN:
-        return
-    middle = statistics.median(plausible.values())
-    far = [s for s in scales if s.name in plausible and abs(math.log2(plausible[s.name] / middle)) > _FAR_OCTAVES]
-    if far:
-        yield Finding(
-            Level.SUSPECT,
-            f"{format_count(len(far), 'scale')} of {tensor} more than {_FAR_OCTAVES:.0f} octaves from the others: "
-            f"{_names(far)}",
-        )
-
-
 def _of_heads(held: HeldScales, heads: Mapping[int, Heads]) -> Iterator[Finding]:
     """One calibration per tensor in the dress of one per head."""
     if held.declared.scaling is not Scaling.PER_HEAD:
@@ -308,8 +223,3 @@ def _grouped(scales: Sequence[StoredScale], key: Callable[[StoredScale], _Key]) 
     for scale in scales:
         found.setdefault(key(scale), []).append(scale)
     return list(found.items())
-
-
-def _names(scales: Sequence[StoredScale]) -> str:
-    names = ", ".join(scale.name for scale in scales[:_SHOWN])
-    return names + (f" and {len(scales) - _SHOWN} more" if len(scales) > _SHOWN else "")

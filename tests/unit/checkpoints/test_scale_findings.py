@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtriage.checkpoints.finding import Level
 from kvtriage.checkpoints.safetensors_file import RawTensor
-from kvtriage.checkpoints.scale_findings import Level, find_suspects, name_layers
+from kvtriage.checkpoints.scale_findings import find_suspects, name_layers
 from kvtriage.checkpoints.stored_scales import load_held_scales
 from kvtriage.errors import ModelError
 from kvtriage.kvcache.readers import read_cache_spec

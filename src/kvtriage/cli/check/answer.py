@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from kvtriage.checkpoints.scale_findings import Finding, Level, attention_heads, find_suspects
+from kvtriage.checkpoints.finding import Finding, Level
+from kvtriage.checkpoints.scale_findings import attention_heads, find_suspects
 from kvtriage.checkpoints.scale_loading import LayerLoad, choose_loader, predict_loading
 from kvtriage.checkpoints.stored_scales import HeldScales, load_held_scales
 from kvtriage.errors import UnsupportedModel

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import msgspec
 
+from kvtriage.checkpoints.finding import Finding, Level
 from kvtriage.checkpoints.overlay import read_scales
-from kvtriage.checkpoints.scale_findings import Finding, Level
 from kvtriage.cli.case_folder.layout import CHECKPOINT, CHECKPOINT_PER_TENSOR
 from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.cli.check.answer import Checked, check_checkpoint
