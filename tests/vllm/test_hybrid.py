@@ -8,8 +8,14 @@ from statistics import fmean
 
 import pytest
 
-from kvtriage.engines.base import Arm, Engine, ScoreRequest, ScoreResponse, Scoring
+from kvtriage.engines.base import (
+    Arm,
+    Engine,
+    ScoreRequest,
+    ScoreResponse,
+)
 from kvtriage.engines.embedded.tokenizer import load_tokenizer
+from kvtriage.engines.info import Scoring
 from kvtriage.engines.vllm.attach import AttachedFleet
 from kvtriage.engines.vllm.dialect import VLLM, Dialect, learn_dialect
 from kvtriage.engines.vllm.engine import VllmEngine

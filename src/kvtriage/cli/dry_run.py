@@ -20,7 +20,8 @@ from kvtriage.cli.options import Servers
 from kvtriage.cli.requests_file import write_requests
 from kvtriage.cli.subject import Subject
 from kvtriage.cli.terminal import say
-from kvtriage.engines.base import Arm, Engine, EngineInfo
+from kvtriage.engines.base import Arm, Engine
+from kvtriage.engines.info import EngineInfo
 from kvtriage.engines.side_by_side import ReadsSideBySide, read_each
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.records.pairing import BASELINE

@@ -18,10 +18,8 @@ import numpy as np
 
 from kvtriage.engines.base import (
     Answered,
-    Applied,
     Arm,
     Distribution,
-    EngineInfo,
     Generation,
     ProbeSink,
     Progress,
@@ -33,6 +31,7 @@ from kvtriage.engines.base import (
     check_arm,
     keep_nothing,
 )
+from kvtriage.engines.info import Applied, EngineInfo
 from kvtriage.fp8.anatomy import Anatomy, LayerAnatomy, OperandError
 from kvtriage.fp8.e4m3 import MAX, SUB_OCTAVES
 from kvtriage.fp8.magnitudes import BINS, BINS_PER_OCTAVE, LOWEST_OCTAVE, PARTS, Magnitudes

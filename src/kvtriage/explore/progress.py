@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtriage import __version__
-from kvtriage.engines.base import EngineInfo
+from kvtriage.engines.info import EngineInfo
 from kvtriage.errors import KvtriageError
 from kvtriage.records.evidence import ArmRecord, Conditions, Evidence, Stop
 from kvtriage.records.frontier import Frontier

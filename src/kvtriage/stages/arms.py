@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvtriage.engines.base import Applied, Arm, EngineInfo, Readback
+from kvtriage.engines.base import Arm
+from kvtriage.engines.info import Applied, EngineInfo, Readback
 from kvtriage.errors import PolicyNotApplied
 from kvtriage.fp8.scales import LayerScales
 from kvtriage.kvcache.policy import CachePolicy, Fp8, Mantissa, Native, Scaling

@@ -15,7 +15,8 @@ from statistics import fmean
 import msgspec
 
 from kvtriage import __version__
-from kvtriage.engines.base import Engine, EngineInfo, ScoreRequest
+from kvtriage.engines.base import Engine, ScoreRequest
+from kvtriage.engines.info import EngineInfo
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.records.plan import Plan

@@ -13,8 +13,8 @@ from kvtriage.cli import wiring
 from kvtriage.cli.main import main
 from kvtriage.cli.options import Machine
 from kvtriage.cli.servers import choose_wiring
-from kvtriage.engines.base import EngineInfo
 from kvtriage.engines.embedded import bounded, linear
+from kvtriage.engines.info import EngineInfo
 from kvtriage.errors import ModelError, StudyError, UnsupportedModel
 from kvtriage.records.study import Study
 from tests.unit.engines import tiny

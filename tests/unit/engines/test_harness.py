@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from kvtriage.engines.base import Applied, Generation, ScoreRequest, ScoreResponse
+from kvtriage.engines.base import Generation, ScoreRequest, ScoreResponse
 from kvtriage.engines.fake import FakeEngine
+from kvtriage.engines.info import Applied
 from kvtriage.engines.remembering import Remembering
 from kvtriage.errors import DataError, StudyError
 from kvtriage.records.answers import Answer

@@ -11,8 +11,14 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from kvtriage.engines.base import Applied, Generation, ScoreRequest, ScoreResponse, Session
+from kvtriage.engines.base import (
+    Generation,
+    ScoreRequest,
+    ScoreResponse,
+    Session,
+)
 from kvtriage.engines.fake import FakeEngine
+from kvtriage.engines.info import Applied
 from kvtriage.engines.remembering import Remembering
 from kvtriage.errors import CaseError
 from kvtriage.records.answers import Answer, Written, digest_of

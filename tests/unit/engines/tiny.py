@@ -42,7 +42,7 @@ def qwen3_moe() -> transformers.Qwen3MoeConfig:
     """A checkpoint holds each expert's weights, and the model stacks them."""
     return transformers.Qwen3MoeConfig(
         vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=6, num_key_value_heads=2, head_dim=8, max_position_embeddings=256, num_experts=4,
+        num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=256, num_experts=4,
         num_experts_per_tok=2,
     )  # fmt: skip
 

@@ -12,8 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtriage.engines.base import Applied, Arm, Generation, Pool, Readback, ScoreRequest, ScoreResponse
+from kvtriage.engines.base import (
+    Arm,
+    Generation,
+    ScoreRequest,
+    ScoreResponse,
+)
 from kvtriage.engines.fake import FakeEngine
+from kvtriage.engines.info import Applied, Pool, Readback
 from kvtriage.errors import CaseError, EngineError, PolicyNotApplied, StudyError
 from kvtriage.kvcache.policy import CachePolicy
 from kvtriage.records.evidence import ArmRecord

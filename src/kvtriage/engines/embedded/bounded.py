@@ -14,7 +14,6 @@ import torch
 
 from kvtriage.engines.base import (
     Arm,
-    EngineInfo,
     ProbeSink,
     Progress,
     ScoreRequest,
@@ -31,6 +30,7 @@ from kvtriage.engines.embedded.observing import Observing, SeenBy
 from kvtriage.engines.embedded.streaming import StreamedModel, load_streamed_model
 from kvtriage.engines.embedded.tokenizer import load_tokenizer
 from kvtriage.engines.embedded.weights import open_weights
+from kvtriage.engines.info import EngineInfo
 from kvtriage.errors import StudyError
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.memory import available_bytes, peak_memory_bytes

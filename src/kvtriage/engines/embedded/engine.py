@@ -16,7 +16,6 @@ import transformers
 import kvtriage
 from kvtriage.engines.base import (
     Arm,
-    EngineInfo,
     ProbeSink,
     Progress,
     ScoreRequest,
@@ -36,6 +35,7 @@ from kvtriage.engines.embedded.session import EmbeddedSession
 from kvtriage.engines.embedded.sharing import MOST_BYTES, SharedPasses
 from kvtriage.engines.embedded.storing import LayerStorage, layer_storages
 from kvtriage.engines.embedded.tokenizer import load_tokenizer
+from kvtriage.engines.info import EngineInfo
 from kvtriage.engines.side_by_side import Abandoned, side_by_side
 from kvtriage.errors import StudyError
 from kvtriage.kvcache.policy import CachePolicy, Scaling

@@ -10,13 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvtriage.engines.base import Applied, Arm, Generation, ScoreRequest, ScoreResponse
+from kvtriage.engines.base import (
+    Arm,
+    Generation,
+    ScoreRequest,
+    ScoreResponse,
+)
 from kvtriage.engines.embedded.beginning import Beginning, Beginnings
 from kvtriage.engines.embedded.kernel.kernel import Decode, NoKernel
 from kvtriage.engines.embedded.log_probs import LogProbs, check_logits, normalise
 from kvtriage.engines.embedded.model import LanguageModel
 from kvtriage.engines.embedded.sharing import Pass, SharedPasses, ways_of_storing
 from kvtriage.engines.embedded.storing import LayerStorage, StoringAttention, applied
+from kvtriage.engines.info import Applied
 from kvtriage.errors import PolicyNotApplied
 
 __all__ = ["BY_TORCH", "EmbeddedSession"]

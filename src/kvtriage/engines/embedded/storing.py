@@ -10,11 +10,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvtriage.engines.base import Applied, Arm
+from kvtriage.engines.base import Arm
 from kvtriage.engines.embedded.attention import AttentionCall, attend, check_geometry
 from kvtriage.engines.embedded.cache import LayerCache, RaggedCache, Writers
 from kvtriage.engines.embedded.codec import Codec, E4M3Codec, MantissaCodec, NativeCodec, PartialCodec
 from kvtriage.engines.embedded.kernel.kernel import Decode, DecodeKernel, NoKernel
+from kvtriage.engines.info import Applied
 from kvtriage.errors import NonFinite, PolicyNotApplied
 from kvtriage.fp8.scales import LayerScales
 from kvtriage.kvcache.policy import Fp8, Mantissa, Native, Scaling

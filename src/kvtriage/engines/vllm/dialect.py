@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from kvtriage.engines.base import ScoreRequest, ScoreResponse, Scoring
+from kvtriage.engines.base import ScoreRequest, ScoreResponse
+from kvtriage.engines.info import Scoring
 from kvtriage.engines.vllm.client import Client
 from kvtriage.engines.vllm.echo import echo_body, names_ids, read_echo
 from kvtriage.engines.vllm.failures import Refused, Unanswered

@@ -15,9 +15,7 @@ from typing import TypeVar
 
 from kvtriage.engines.base import (
     Answered,
-    Applied,
     Arm,
-    EngineInfo,
     Generation,
     ProbeSink,
     Progress,
@@ -28,6 +26,7 @@ from kvtriage.engines.base import (
     check_arm,
     keep_nothing,
 )
+from kvtriage.engines.info import Applied, EngineInfo
 from kvtriage.engines.vllm.asking import observe, score, score_in_company, stream_bodies, switch_probe
 from kvtriage.engines.vllm.dialect import Dialect
 from kvtriage.engines.vllm.failures import Overdue, ServerGone, Unanswered

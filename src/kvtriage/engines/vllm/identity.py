@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from kvtriage.engines.base import EngineInfo, Readback
+from kvtriage.engines.info import EngineInfo, Readback
 from kvtriage.engines.vllm.fleet import Fleet, Served
 from kvtriage.engines.vllm.readback import backend_of_layers, numerics_of_layers, rounding_of_layers
 

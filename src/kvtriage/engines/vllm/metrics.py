@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvtriage.engines.base import Pool
+from kvtriage.engines.info import Pool
 
 __all__ = ["CacheConfig", "read_cache_config"]
 

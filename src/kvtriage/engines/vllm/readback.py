@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from kvtriage.engines.base import Applied, Arm, Pool
+from kvtriage.engines.base import Arm
+from kvtriage.engines.info import Applied, Pool
 from kvtriage.engines.vllm.live_scales import FP8, FP8_FLAGS, FP8_STORAGE, gather_heads, live_dtype, same_bits
 from kvtriage.engines.vllm.metrics import CacheConfig
 from kvtriage.engines.vllm.observer import LiveLayer

@@ -11,7 +11,8 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
-from kvtriage.engines.base import ScoreRequest, Scoring
+from kvtriage.engines.base import ScoreRequest
+from kvtriage.engines.info import Scoring
 from kvtriage.engines.vllm.failures import Refused
 from kvtriage.engines.vllm.fleet import Served
 from kvtriage.engines.vllm.scoring import new_salt

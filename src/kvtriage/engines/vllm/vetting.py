@@ -10,7 +10,8 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
-from kvtriage.engines.base import Applied, Arm, Tokenizer
+from kvtriage.engines.base import Arm, Tokenizer
+from kvtriage.engines.info import Applied
 from kvtriage.engines.vllm.dialect import VLLM
 from kvtriage.engines.vllm.fleet import Served
 from kvtriage.engines.vllm.identity import UNKNOWN

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvtriage.engines.base import Arm, Engine, EngineInfo, Session
+from kvtriage.engines.base import Arm, Engine, Session
+from kvtriage.engines.info import EngineInfo
 from kvtriage.fp8.scales import ScaleSet
 from kvtriage.kvcache.policy import CachePolicy, Fp8
 from kvtriage.kvcache.spec import CacheSpec

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kvtriage import __version__
-from kvtriage.engines.base import Engine, EngineInfo
+from kvtriage.engines.base import Engine
+from kvtriage.engines.info import EngineInfo
 from kvtriage.errors import CaseError, EngineError
 from kvtriage.kvcache.policy import Scaling
 from kvtriage.records.frontier import Frontier, SearchTrial, SetTrial, VerifiedSet

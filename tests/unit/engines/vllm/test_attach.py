@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvtriage.engines.base import Arm, Readback, ScoreRequest, ScoreResponse
+from kvtriage.engines.base import Arm, ScoreRequest, ScoreResponse
+from kvtriage.engines.info import Readback
 from kvtriage.engines.vllm.attach import read_urls
 from kvtriage.engines.vllm.failures import Overdue, Unanswered
 from kvtriage.engines.vllm.fleet import Served

@@ -8,7 +8,8 @@ from statistics import fmean
 import msgspec
 import pytest
 
-from kvtriage.engines.base import Arm, ScoreRequest, Scoring
+from kvtriage.engines.base import Arm, ScoreRequest
+from kvtriage.engines.info import Scoring
 from kvtriage.engines.vllm.client import Client
 from kvtriage.engines.vllm.dialect import VLLM, Dialect, learn_dialect
 from kvtriage.engines.vllm.failures import Refused

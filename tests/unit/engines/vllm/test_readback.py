@@ -8,7 +8,8 @@ import math
 import msgspec
 import pytest
 
-from kvtriage.engines.base import Arm, EngineInfo
+from kvtriage.engines.base import Arm
+from kvtriage.engines.info import EngineInfo
 from kvtriage.engines.vllm.metrics import CacheConfig
 from kvtriage.engines.vllm.observer import LiveLayer
 from kvtriage.engines.vllm.readback import (

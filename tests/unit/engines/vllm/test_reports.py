@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtriage.engines.base import Pool
+from kvtriage.engines.info import Pool
 from kvtriage.engines.vllm.log import backend_of, ending_of, phase_of, scale_warnings
 from kvtriage.engines.vllm.metrics import read_cache_config
 
