@@ -171,8 +171,8 @@ class TestRun:
         seen = capsys.readouterr()
         assert [line.split()[0] for line in seen.out.splitlines()] == ["held-out", "K", "K", "V", "V"]
         assert "warning: calibrated on texts of 256 tokens while the study reaches 512" in seen.err
-        for name in ("checkpoint", "checkpoint-per-tensor"):
-            assert f"checkpoint for vLLM: {case / name}\n" in seen.err
+        for scales, name in (("per head", "checkpoint"), ("per tensor", "checkpoint-per-tensor")):
+            assert f"checkpoint for vLLM, scales {scales}: {case / name}\n" in seen.err
 
     def test_decide_prints_the_record(
         self, args: list[str], tmp_path: Path, fake: Fake, capsys: pytest.CaptureFixture[str]

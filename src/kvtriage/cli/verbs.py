@@ -80,9 +80,9 @@ def calibrate_command(
 
     def work(job: Job) -> None:
         click.echo(render_scales(run_calibrate(job)))
-        for name in CHECKPOINTS.values():
+        for scaling, name in CHECKPOINTS.items():
             if (case_path / name).exists():
-                say(f"checkpoint for vLLM: {case_path / name}")
+                say(f"checkpoint for vLLM, scales {scaling.replace('_', ' ')}: {case_path / name}")
         say(f"whether they are needed: kvtriage diagnose {case_path}")
 
     with_job(wiring, case_path, how, work)
