@@ -148,7 +148,7 @@ def _say_subject(subject: Subject) -> None:
         f"{plan.model.parameters / 1e6:,.0f} million parameters"
     )
     documents, items = format_count(plan.data.documents, "document"), format_count(len(subject.items), "item")
-    lengths = ", ".join(f"{bucket:,}" for bucket in plan.study.buckets)
+    lengths = " or ".join(f"{bucket:,}" for bucket in plan.study.buckets)
     say(f"{plan.data.source}: {documents}, {items} of {lengths} tokens")
 
 

@@ -36,11 +36,15 @@ class Crossing:
     timed: tuple[int, int]
     """Shortest and longest prompt that was timed, tokens."""
 
+    @property
+    def met(self) -> BreakEven | None:
+        """Where they cross, or cross among the lengths that were timed where the rest is open; None without either."""
+        return next((found for found in (self.anywhere, self.measured) if found.kind == "at"), None)
+
     def in_words(self) -> str:
         """'faster beyond 7,010 tokens (6,480 to 7,650)'; what holds at every length is claimed of those timed alone."""
-        for found in (self.anywhere, self.measured):
-            if found.kind == "at":
-                return found.in_words()
+        if self.met is not None:
+            return self.met.in_words()
         if self.measured.kind == "cannot_tell":
             return "break-even not known"
         span = " to ".join(map(format_tokens, self.timed))

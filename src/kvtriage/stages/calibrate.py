@@ -138,7 +138,7 @@ def _warnings(plan: Plan, stats: KVStats, held_out: HeldOut) -> Iterator[str]:
         worst = max(saturated, key=lambda share: share.saturated)
         yield (
             f"{len(saturated)} heads saturate on text not calibrated on; worst is {worst.tensor.upper()} of layer "
-            f"{worst.layer_idx}, head {worst.head}, with {worst.saturated:.2%}: calibrate on more text"
+            f"{worst.layer_idx}, head {worst.head}, with {100 * worst.saturated:.2f} %: calibrate on more text"
         )
     dead = [
         f"{tensor.upper()} head {head} of layer {layer_idx}"

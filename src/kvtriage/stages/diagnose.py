@@ -190,7 +190,7 @@ def _stand_in(damage: Mapping[int, float], spec: CacheSpec, total: float) -> Sus
         layers,
         False,
         f"no layer stands out: alone and under the best scales they cost {total:.4f} nats per token together, and "
-        f"{what} {share:.0%} of it",
+        f"{what} {100 * share:.0f} % of it",
     )
 
 

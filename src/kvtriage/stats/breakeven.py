@@ -30,7 +30,6 @@ class BreakEven:
                 'always'       b is faster at every length considered
                 'never'        b is slower at every length considered
                 'cannot_tell'  the lines are too close for their errors
-    An interval that starts at 0 allows that there is no crossing at all.
     """
 
     kind: str
@@ -39,11 +38,13 @@ class BreakEven:
     high: float | None = None
     faster_beyond: bool = True
     """For 'at': False when b is the faster one *below* the crossing."""
+    is_open: bool = False
+    """For 'at': whether it is not known which is faster at the shortest length, so that they may not cross at all."""
 
     @property
     def certain_from(self) -> float | None:
-        """For 'at' with an interval that starts at 0: the length from which on it is known which is faster."""
-        return self.high if self.kind == "at" and self.low == 0 else None
+        """For 'at' that is open: the length from which on it is known which is faster."""
+        return self.high if self.kind == "at" and self.is_open else None
 
     def in_words(self) -> str:
         """What b is against a: 'faster beyond 7,010 tokens (6,480 to 7,650)'."""
@@ -130,4 +131,4 @@ def break_even(
             low = shortest if start == 0 else edges[0]
             high = edges[0] if gap.p < 0 else edges[-1]
             value = min(max(-intercept / slope, low), high) if slope else low
-            return BreakEven("at", value, low, high, faster_beyond=end < 0)
+            return BreakEven("at", value, low, high, faster_beyond=end < 0, is_open=start == 0)

@@ -83,3 +83,4 @@ def test_crossings_in_words(fp8: tuple[float, float], words: str) -> None:
 def test_a_crossing_at_the_lengths_timed_is_told_where_the_rest_is_open() -> None:
     met = Crossing(BreakEven("cannot_tell"), BreakEven("at", 300.0, 250.0, 350.0), (100, 800))
     assert met.in_words() == "faster beyond 300 tokens (250 to 350)"
+    assert met.met is met.measured

@@ -592,6 +592,20 @@ def test_breakeven_that_is_nowhere_is_told_in_words(intercept: float, spread: fl
     assert ('class="bar"' in markup) is (said == "always faster here")
 
 
+def test_breakeven_that_may_not_be_is_told_from_where_it_is_certain() -> None:
+    """Known among the lengths timed alone, and there from 298.8 tokens on: the bar ends where they do."""
+    case = timed(smollm_like(), (1e-6, 0.020, 1e-4), (8e-7, 0.0199, 1e-4))
+    figure = drawn("breakeven", case)
+    assert figure.answer == "On this machine FP8 per-head is faster beyond 299 tokens at the latest."
+    _, said, value, low, high = figure.table.cells[0]
+    assert (said, value, low) == ("faster beyond 299 tokens at the latest", None, 128)
+    assert high == pytest.approx(298.8, abs=0.1)
+    markup = to_markup(figure.panels[0].narrow)
+    assert "known from 299 on" in markup
+    assert markup.count('class="bar"') == markup.count('class="band"') == len(figure.table.cells)
+    assert 'class="mark' not in markup, "no mark where they need not cross"
+
+
 def test_breakeven_needs_both_lines() -> None:
     case = smollm_like()
     few = tuple(t for t in case.trials if not isinstance(t, TimingTrial) or t.context_len == 512)

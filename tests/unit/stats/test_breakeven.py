@@ -101,6 +101,20 @@ def test_lengths_that_matter_may_be_certain_where_others_are_not() -> None:
     assert break_even(fast, slow, 0.95, longest=1000, shortest=500).kind == "never"
 
 
+def test_what_is_not_known_at_the_shortest_length_need_not_be_a_crossing() -> None:
+    before, after = (
+        fit_itl([n for n in (128, 256, 512, 1024) for _ in range(2)], steps)
+        for steps in (
+            [1e-6 * n + 0.0200 + jitter for n in (128, 256, 512, 1024) for jitter in (1e-4, -1e-4)],
+            [8e-7 * n + 0.0199 + jitter for n in (128, 256, 512, 1024) for jitter in (1e-4, -1e-4)],
+        )
+    )
+    found = break_even(before, after, 0.95, longest=1024, shortest=128)
+    assert (found.kind, found.low, found.is_open) == ("at", 128, True)
+    assert found.certain_from == found.high
+    assert "at the latest" in found.in_words()
+
+
 def test_an_intercept_gap_inside_its_error_starts_at_zero() -> None:
     a = Line(4e-5, 0.0100, 1e-14, 1e-8, 0.0, 20)
     b = Line(2e-5, 0.0101, 1e-14, 1e-8, 0.0, 20)
@@ -174,8 +188,11 @@ def test_fieller_covers_the_truth() -> None:
     [
         (BreakEven("at", 7010.4, 6480.0, 7650.0), "faster beyond 7,010 tokens (6,480 to 7,650)"),
         (BreakEven("at", 7010.4, 6480.0, 7650.0, faster_beyond=False), "faster below 7,010 tokens (6,480 to 7,650)"),
-        (BreakEven("at", 90.0, 0.0, 203.0), "faster beyond 203 tokens at the latest"),
-        (BreakEven("at", 0.0, 0.0, 203.0, faster_beyond=False), "slower beyond 203 tokens at the latest"),
+        (BreakEven("at", 90.0, 0.0, 203.0, is_open=True), "faster beyond 203 tokens at the latest"),
+        (
+            BreakEven("at", 128.0, 128.0, 203.0, faster_beyond=False, is_open=True),
+            "slower beyond 203 tokens at the latest",
+        ),
         (BreakEven("always"), "faster at every length"),
         (BreakEven("never"), "slower at every length"),
         (BreakEven("cannot_tell"), "break-even not known"),

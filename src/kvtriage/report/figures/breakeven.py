@@ -8,7 +8,6 @@ from kvtriage.report.charts.spans import SpanRow, Stretch, draw_spans
 from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table
 from kvtriage.report.timings import ArmTimings, crossing_with_baseline, latency_of
 from kvtriage.report.view import CaseView
-from kvtriage.stats import BreakEven
 from kvtriage.units import format_tokens
 
 __all__ = ["draw_breakeven"]
@@ -44,7 +43,7 @@ def draw_breakeven(view: CaseView) -> Figure | Absent:
     return Figure(
         question=_QUESTION,
         answer=_answer(view, found),
-        note=f"A mark is where the lines of an arm and of BF16 cross, the band its {confidence:.0%} interval "
+        note=f"A mark is where the lines of an arm and of BF16 cross, the band its {100 * confidence:g} % interval "
         "(Fieller's), the bar where the arm is faster for certain. Only the shaded lengths were timed; "
         "beyond them the lines are drawn out.",
         panels=(Panel("", *drawings),),
@@ -60,13 +59,16 @@ def draw_breakeven(view: CaseView) -> Figure | Absent:
 
 
 def _row(view: CaseView, entry: ArmTimings, crossing: Crossing, ends: tuple[float, float]) -> SpanRow:
-    style, found = style_of(entry.arm), crossing.anywhere
+    style, found = style_of(entry.arm), crossing.met
     said = crossing.in_words()
     chosen = view.is_chosen(entry.arm)
-    if found.kind == "at" and found.value is not None and found.low is not None and found.high is not None:
-        certain = (found.high, ends[1]) if found.faster_beyond else (ends[0], found.low)
+    if found is not None and found.value is not None and found.low is not None and found.high is not None:
+        start, end = ends if found is crossing.anywhere else crossing.timed
+        certain = (found.high, float(end)) if found.faster_beyond else (float(start), found.low)
         value = None if found.certain_from is not None else found.value
         short = f"{format_tokens(found.value)} ({format_tokens(found.low)} to {format_tokens(found.high)})"
+        if found.certain_from is not None:
+            short = f"known from {format_tokens(found.certain_from)} on"
         return SpanRow(style.short, style, said, short, value, found.low, found.high, certain, chosen)
     short = {"always": "always faster here", "never": "always slower here"}.get(crossing.measured.kind, "can't tell")
     holds = (float(crossing.timed[0]), float(crossing.timed[1])) if crossing.measured.kind == "always" else None
@@ -74,16 +76,17 @@ def _row(view: CaseView, entry: ArmTimings, crossing: Crossing, ends: tuple[floa
 
 
 def _cells(entry: ArmTimings, crossing: Crossing) -> tuple[Cell, ...]:
-    found: BreakEven = crossing.anywhere
-    return (style_of(entry.arm).short, crossing.in_words(), found.value, found.low, found.high)
+    found = crossing.met or crossing.anywhere
+    value = None if found.certain_from is not None else found.value
+    return (style_of(entry.arm).short, crossing.in_words(), value, found.low, found.high)
 
 
 def _answer(view: CaseView, found: list[tuple[ArmTimings, Crossing]]) -> str:
     entry, crossing = next((one for one in found if view.is_chosen(one[0].arm)), found[0])
-    short, known = style_of(entry.arm).short, crossing.anywhere
-    if "cannot_tell" == known.kind == crossing.measured.kind:
+    short, known = style_of(entry.arm).short, crossing.met
+    if "cannot_tell" == crossing.anywhere.kind == crossing.measured.kind:
         return f"Not known for {short}: its line and BF16's lie too close for their errors on this machine."
-    if known.kind == "at" and known.value is not None and known.value > crossing.timed[1]:
+    if known is not None and known.value is not None and known.value > crossing.timed[1]:
         drawn_out = f", beyond the {format_tokens(crossing.timed[1])} that were timed"
         return f"On this machine {short} is {crossing.in_words()}{drawn_out}."
     return f"On this machine {short} is {crossing.in_words()}."

@@ -151,6 +151,6 @@ def _answer(view: CaseView, frontier: Frontier) -> str:
     return (
         f"The cheapest set found is {layers}: BF16 holds {times(found.bytes_ratio)} its bytes, and on text that had no "
         f"part in the choice it {kept} the KL margin, with {rounded(found.kl)} nats per token "
-        f"({view.plan.study.rule.confidence:.0%} interval "
+        f"({100 * view.plan.study.rule.confidence:g} % interval "
         f"{'unbounded' if found.low is None or found.high is None else interval(found.low, found.high)})."
     )

@@ -11,7 +11,7 @@ from kvtriage.report.view import CaseView
 __all__ = ["draw_held_out"]
 
 _QUESTION = "Do the scales hold on text they have not seen?"
-_SCALINGS = {"unit": "unit", "per_tensor": "tensor", "per_head": "head"}
+_SCALINGS = {"unit": "scale 1", "per_tensor": "tensor", "per_head": "head"}
 
 _Cell = tuple[str, str, int]
 """(scaling, tensor, layer_idx)."""

@@ -39,9 +39,9 @@ def draw_itl(view: CaseView) -> Figure | Absent:
         question=_QUESTION,
         answer=_answer(view, timings),
         note="A point is the median step of one generation, the stroke behind it the middle half of its steps. "
-        f"Lines are least squares, ITL = slope · length + intercept, with their {confidence:.0%} band; generations "
-        "that something else disturbed are set aside and counted. The axis may start above zero. Over the traffic "
-        f"means prompts of {_listed(study.buckets)} tokens with {study.rule.output_tokens:,} generated, as so many "
+        f"Lines are least squares, ITL = slope · length + intercept, with their {100 * confidence:g} % band; "
+        "generations that something else disturbed are set aside and counted. The axis may start above zero. Over the "
+        f"traffic means prompts of {_listed(study.buckets)} tokens with {study.rule.output_tokens:,} generated, as so many "
         "times BF16's. The lines are this machine's, not your server's.",
         panels=(
             Panel("", *draw_against_length(series, "Inter-token latency", "ITL, ms", from_zero=False, guides=guides)),
@@ -72,7 +72,7 @@ def draw_itl(view: CaseView) -> Figure | Absent:
 
 
 def _listed(buckets: tuple[int, ...]) -> str:
-    return ", ".join(map(format_tokens, buckets))
+    return " or ".join(map(format_tokens, buckets))
 
 
 def _series(entry: ArmTimings, lengths: tuple[float, ...], confidence: float) -> Series:
@@ -102,7 +102,7 @@ def _guides(view: CaseView, timings: tuple[ArmTimings, ...], longest: float) -> 
     """The chosen arm's break-even, when it lies within the lengths that were timed."""
     for entry in timings:
         crossing = crossing_with_baseline(view, entry.arm) if view.is_chosen(entry.arm) else None
-        found = None if crossing is None else crossing.anywhere
+        found = None if crossing is None else crossing.met
         if found is None or found.value is None or found.certain_from is not None:
             continue
         if found.value <= longest:

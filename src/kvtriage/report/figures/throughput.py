@@ -72,9 +72,7 @@ def draw_throughput(view: CaseView) -> Figure | Absent:
     if not found:
         return Absent(_QUESTION, "No batch was timed.")
     groups = [
-        DotGroup(
-            f"{batch} sequences × {format_tokens(context_len)} tokens", tuple(_dot(view, output) for output in outputs)
-        )
+        DotGroup(f"{batch} × {format_tokens(context_len)} tokens", tuple(_dot(view, output) for output in outputs))
         for (context_len, batch), outputs in found.items()
     ]
     drawing = draw_dots(
@@ -94,9 +92,9 @@ def draw_throughput(view: CaseView) -> Figure | Absent:
     return Figure(
         question=_QUESTION,
         answer=_answer(view, found[max(found)]),
-        note="Tokens of all sequences after the first, over the time of their steps; every arm runs the same batch. "
-        "Means are geometric, a whisker is over repeats, and the comparison with BF16 is made within each repeat. A "
-        "larger cache lets a server run larger batches, which this does not show.",
+        note="A group is so many sequences × their length. Tokens of all sequences after the first, over "
+        "the time of their steps; every arm runs the same batch. Means are geometric, a whisker is over repeats, and the comparison with "
+        "BF16 is made within each repeat. A larger cache lets a server run larger batches, which this does not show.",
         panels=(Panel("Decode throughput", drawing),),
         table=Table.of(names, [_row(cell, output) for cell, outputs in found.items() for output in outputs]),
         facts={

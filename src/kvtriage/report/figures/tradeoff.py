@@ -41,7 +41,7 @@ def draw_tradeoff(view: CaseView) -> Figure | Absent:
         question=_QUESTION,
         answer=_answer(view, scored, longest),
         note="Left: cache bytes of BF16 over the arm's, longer is better. Right: mean KL divergence from BF16 over "
-        f"all running text with its {view.plan.study.rule.confidence:.0%} interval, shorter is better."
+        f"all running text with its {100 * view.plan.study.rule.confidence:g} % interval, shorter is better."
         f"{looks_note(view)}",
         panels=(
             Panel(

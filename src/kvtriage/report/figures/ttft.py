@@ -30,7 +30,7 @@ def draw_ttft(view: CaseView) -> Figure | Absent:
         question=_QUESTION,
         answer=_answer(pair, ratio, longest),
         note="Every generation is a point; the curve is least squares, TTFT = a · length² + b · length + c, with its "
-        f"{confidence:.0%} band; disturbed generations are set aside. It too belongs to this machine.",
+        f"{100 * confidence:g} % band; disturbed generations are set aside. It too belongs to this machine.",
         panels=(Panel("", *draw_against_length(series, "Time to first token", "TTFT, s", from_zero=True)),),
         table=Table.of(
             ("arm", "a, ns per token²", "b, µs per token", "c, ms", "fastest and slowest generation", "set aside"),
