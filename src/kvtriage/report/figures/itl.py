@@ -41,8 +41,8 @@ def draw_itl(view: CaseView) -> Figure | Absent:
         note="A point is the median step of one generation, the stroke behind it the middle half of its steps. "
         f"Lines are least squares, ITL = slope · length + intercept, with their {100 * confidence:g} % band; "
         "generations that something else disturbed are set aside and counted. The axis may start above zero. Over the "
-        f"traffic means prompts of {_listed(study.buckets)} tokens with {study.rule.output_tokens:,} generated, as so many "
-        "times BF16's. The lines are this machine's, not your server's.",
+        f"traffic means prompts of {_listed(study.buckets)} tokens with {study.rule.output_tokens:,} generated, as so "
+        "many times BF16's. The lines are this machine's, not your server's.",
         panels=(
             Panel("", *draw_against_length(series, "Inter-token latency", "ITL, ms", from_zero=False, guides=guides)),
         ),
