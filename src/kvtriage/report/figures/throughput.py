@@ -93,8 +93,9 @@ def draw_throughput(view: CaseView) -> Figure | Absent:
         question=_QUESTION,
         answer=_answer(view, found[max(found)]),
         note="A group is so many sequences × their length. Tokens of all sequences after the first, over the time of "
-        "their steps; every arm runs the same batch. Means are geometric, a whisker is over repeats, and the comparison "
-        "with BF16 is made within each repeat. A larger cache lets a server run larger batches, which this does not show.",
+        "their steps; every arm runs the same batch. Means are geometric, a whisker is over repeats, and the "
+        "comparison with BF16 is made within each repeat. A larger cache lets a server run larger batches, which this "
+        "does not show.",
         panels=(Panel("Decode throughput", drawing),),
         table=Table.of(names, [_row(cell, output) for cell, outputs in found.items() for output in outputs]),
         facts={
