@@ -174,6 +174,15 @@ class TestRun:
         for scales, name in (("per head", "checkpoint"), ("per tensor", "checkpoint-per-tensor")):
             assert f"checkpoint for vLLM, scales {scales}: {case / name}\n" in seen.err
 
+    @pytest.mark.parametrize("verb", ["calibrate", "diagnose", "search"])
+    def test_until_a_verb_prints_what_it_prints_alone(
+        self, verb: str, args: list[str], tmp_path: Path, fake: Fake, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main([*args, "--until", verb], wiring=fake(mantissa={2: 0.5})) == 0
+        told = capsys.readouterr().out
+        assert main([verb, str(tmp_path / "case")], wiring=fake(mantissa={2: 0.5})) == 0
+        assert told == capsys.readouterr().out != ""
+
     def test_decide_prints_the_record(
         self, args: list[str], tmp_path: Path, fake: Fake, capsys: pytest.CaptureFixture[str]
     ) -> None:

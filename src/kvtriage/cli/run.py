@@ -11,7 +11,7 @@ import click
 from kvtriage.cli.case_folder.opening import check_folder, open_case
 from kvtriage.cli.dry_run import print_dry_run
 from kvtriage.cli.dry_run_options import DryRun, dry_run_options
-from kvtriage.cli.job import open_job, run_ablate, run_calibrate, run_diagnose
+from kvtriage.cli.job import Job, open_job, run_ablate, run_calibrate, run_diagnose
 from kvtriage.cli.judging import run_decide
 from kvtriage.cli.options import (
     Machine,
@@ -22,11 +22,12 @@ from kvtriage.cli.options import (
 )
 from kvtriage.cli.report_files import run_report
 from kvtriage.cli.search import run_search
+from kvtriage.cli.search_table import render_frontier
 from kvtriage.cli.servers import choose_wiring
 from kvtriage.cli.settings import Override, load_study, parse_buckets, parse_memory
 from kvtriage.cli.sources import DEMO_DATA, resolve_data, resolve_model
 from kvtriage.cli.subject import Subject, open_subject_engine, read_subject
-from kvtriage.cli.summary import print_told, render_verdict
+from kvtriage.cli.summary import print_scales, print_told, render_sensitivities, render_verdict
 from kvtriage.cli.terminal import folding_width, open_progress, say
 from kvtriage.cli.verbs import CANNOT_TELL
 from kvtriage.cli.wiring import Wiring, embedded
@@ -158,13 +159,7 @@ def _run_verbs(out: Path, subject: Subject, machine: Machine, room: Callable[[],
         subject = replace(subject, plan=case.adopt_plan(subject.plan))
         with open_job(case, subject, machine, room) as job:
             if last >= _VERBS.index("calibrate"):
-                scales = run_calibrate(job)
-                if last >= _VERBS.index("diagnose"):
-                    run_diagnose(job, scales)
-                    if last >= _VERBS.index("search") and subject.plan.study.search:
-                        run_search(job, scales)
-                    if last >= _VERBS.index("ablate"):
-                        run_ablate(job, scales)
+                _run_stages(job, last)
         if last < _VERBS.index("decide"):
             say(f"stopped after {_VERBS[last]}; the same command without --until goes on")
             return 0
@@ -173,3 +168,21 @@ def _run_verbs(out: Path, subject: Subject, machine: Machine, room: Callable[[],
             say(f"report: {run_report(case)}")
         print_told(render_verdict(verdict, subject.plan, folding_width()))
     return CANNOT_TELL if verdict.choice is None else 0
+
+
+def _run_stages(job: Job, last: int) -> None:
+    """From calibrate on. The last one prints what it prints alone."""
+    scales = run_calibrate(job)
+    if last == _VERBS.index("calibrate"):
+        print_scales(scales, job.case.path)
+        return
+    sensitivities = run_diagnose(job, scales)
+    if last == _VERBS.index("diagnose"):
+        print_told(render_sensitivities(sensitivities))
+        return
+    if job.subject.plan.study.search:
+        frontier = run_search(job, scales)
+        if last == _VERBS.index("search"):
+            click.echo(render_frontier(frontier, job.subject.plan))
+    if last >= _VERBS.index("ablate"):
+        run_ablate(job, scales)

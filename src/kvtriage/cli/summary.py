@@ -5,10 +5,12 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean
 
 import click
 
+from kvtriage.cli.case_folder.layout import CHECKPOINTS
 from kvtriage.cli.terminal import one_line, say
 from kvtriage.records.plan import Plan
 from kvtriage.records.scales import HeldOutRow, ScaleRecord
@@ -18,7 +20,7 @@ from kvtriage.report.numbers import percent
 from kvtriage.report.terms import explain_terms
 from kvtriage.stages.probes import UNIT
 
-__all__ = ["print_told", "render_choice", "render_scales", "render_sensitivities", "render_verdict"]
+__all__ = ["print_scales", "print_told", "render_choice", "render_scales", "render_sensitivities", "render_verdict"]
 
 _WORST = 5
 """Layers that are shown."""
@@ -29,6 +31,15 @@ def print_told(told: str) -> None:
     click.echo(told)
     for meaning in explain_terms([told]):
         say(meaning)
+
+
+def print_scales(record: ScaleRecord, case: Path) -> None:
+    """`render_scales` on stdout; where the checkpoints lie, behind it on stderr."""
+    click.echo(render_scales(record))
+    for scaling, name in CHECKPOINTS.items():
+        if (case / name).exists():
+            say(f"checkpoint for vLLM, scales {scaling.replace('_', ' ')}: {case / name}")
+    say(f"whether they are needed: kvtriage diagnose {case}")
 
 
 def render_verdict(verdict: Verdict, plan: Plan, width: int | None = None) -> str:

@@ -10,7 +10,6 @@ import click
 import msgspec
 
 from kvtriage.cli.case_folder.folder import CaseFolder
-from kvtriage.cli.case_folder.layout import CHECKPOINTS
 from kvtriage.cli.case_folder.opening import open_case
 from kvtriage.cli.dry_run import print_dry_run
 from kvtriage.cli.dry_run_options import DryRun, dry_run_options, remembered_speed
@@ -29,7 +28,7 @@ from kvtriage.cli.report_text import render_text
 from kvtriage.cli.rules import load_rule
 from kvtriage.cli.servers import choose_wiring
 from kvtriage.cli.subject import reread_subject
-from kvtriage.cli.summary import print_told, render_scales, render_sensitivities, render_verdict
+from kvtriage.cli.summary import print_scales, print_told, render_sensitivities, render_verdict
 from kvtriage.cli.terminal import columns, folding_width, say, show
 from kvtriage.cli.wiring import Wiring
 from kvtriage.records.plan import Plan
@@ -78,14 +77,7 @@ def calibrate_command(
         raise click.UsageError("--compute-dtype is for the embedded engine: a server takes --engine-arg --dtype")
     how = replace(machine, only_calibrates=True, compute_dtype=compute_dtype)
 
-    def work(job: Job) -> None:
-        click.echo(render_scales(run_calibrate(job)))
-        for scaling, name in CHECKPOINTS.items():
-            if (case_path / name).exists():
-                say(f"checkpoint for vLLM, scales {scaling.replace('_', ' ')}: {case_path / name}")
-        say(f"whether they are needed: kvtriage diagnose {case_path}")
-
-    with_job(wiring, case_path, how, work)
+    with_job(wiring, case_path, how, lambda job: print_scales(run_calibrate(job), case_path))
 
 
 @click.command("diagnose")

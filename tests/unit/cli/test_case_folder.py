@@ -269,6 +269,16 @@ class TestTrials:
                 case.trials()
             assert refused.value.hint == "start a new case folder"
 
+    def test_a_model_is_told_from_a_case(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").touch()
+        for model in (tmp_path, Path("demo:smollm2-135m")):
+            with (
+                pytest.raises(CaseError, match="is a model and not a case folder") as refused,
+                open_case(model, create=False),
+            ):
+                pass
+            assert f"kvtriage run {model} --data" in refused.value.hint
+
     def test_of_answers_only_what_is_damaged_is_lost(self, tmp_path: Path) -> None:
         whole = [Written(arm="bf16", asked=str(number), conditions="c", token_ids=(1,)) for number in range(3)]
         with open_case(tmp_path, create=True) as case:

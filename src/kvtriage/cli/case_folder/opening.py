@@ -57,6 +57,8 @@ def open_case(path: Path, *, create: bool) -> Iterator[CaseFolder]:
     leaves nothing. Raises CaseBusy when another process holds it; CaseError when it is no case, or one of
     another version; StorageError.
     """
+    if not create:
+        _refuse_model(path)
     check_folder(path, create=create)
     if not create and not os.path.lexists(path / "plan.json"):
         raise CaseError(
@@ -79,6 +81,16 @@ def open_case(path: Path, *, create: bool) -> Iterator[CaseFolder]:
     finally:
         if made and not os.path.lexists(path / "plan.json"):
             _remove_empty(path)
+
+
+def _refuse_model(path: Path) -> None:
+    """What `plan` and `run` take, a verb does not."""
+    is_model = str(path).startswith("demo:") or os.path.isfile(path / "config.json")
+    if is_model and not os.path.lexists(path / "plan.json"):
+        raise CaseError(
+            f"{path} is a model and not a case folder",
+            hint=f"begin a case with 'kvtriage run {path} --data traffic.jsonl --until plan --out case/'",
+        )
 
 
 @contextlib.contextmanager
