@@ -35,7 +35,8 @@ def render_cost(cost: SearchCost, speed: Speed, servers: bool) -> str:
 
 def render_frontier(frontier: Frontier, plan: Plan) -> str:
     """What was found, and the table, cheapest first."""
-    rows = [_cells(row, frontier) for row in frontier.rows]
+    count = len(plan.layers)
+    rows = [_cells(row, frontier, count) for row in frontier.rows]
     head = ("", "layers in BF16", "held", "vs BF16", "tokens", "KL (low to high)", "margin", "beside found")
     widths = [max(len(line[column]) for line in (head, *rows)) for column in range(len(head))]
     table = [
@@ -43,24 +44,26 @@ def render_frontier(frontier: Frontier, plan: Plan) -> str:
         for line in (head, *rows)
     ]
     said = [f"found    {frontier.explanation}"]
-    said += [f"verified {_set(entry.skip_layers)}: {entry.text or 'all margins met'}" for entry in frontier.verified]
+    said += [
+        f"verified {_set(entry.skip_layers, count)}: {entry.text or 'all margins met'}" for entry in frontier.verified
+    ]
     said += [f"note     {note}" for note in frontier.notes]
     foot = (
         f"KL in nats per token on {len(frontier.claim_texts)} evaluation texts, which chose nothing; held: bytes of a "
-        f"sequence over the lengths {', '.join(map(format_tokens, plan.study.buckets))}; tokens: the engine's line "
-        f"for max_model_len {format_tokens(frontier.max_model_len)} in {format_bytes(plan.study.memory_bytes)}; "
+        f"sequence of {' or '.join(map(format_tokens, plan.study.buckets))} tokens; tokens: the engine's line for "
+        f"max_model_len {format_tokens(frontier.max_model_len)} in {format_bytes(plan.study.memory_bytes)}; "
         "*: on the front"
     )
     return "\n".join([*said, "", *table, "", foot])
 
 
-def _cells(row: SetRow, frontier: Frontier) -> tuple[str, ...]:
+def _cells(row: SetRow, frontier: Frontier, count: int) -> tuple[str, ...]:
     interval = "" if row.low is None or row.high is None else f" ({row.low:.4f} to {row.high:.4f})"
     name = ", ".join(row.names) + (" *" if row.on_front else "")
     flags = f" [{' '.join(row.flags)}]" if row.flags else ""
     return (
         name.strip(),
-        _set(row.skip_layers) + flags,
+        _set(row.skip_layers, count) + flags,
         format_bytes(round(row.held_bytes)),
         f"{row.bytes_ratio:.2f}x",
         format_tokens(row.reported_tokens),
@@ -70,9 +73,12 @@ def _cells(row: SetRow, frontier: Frontier) -> tuple[str, ...]:
     )
 
 
-def _set(layers: tuple[int, ...]) -> str:
+def _set(layers: tuple[int, ...], count: int) -> str:
+    """Of `count` layers."""
     if not layers:
         return "none"
+    if len(layers) == count:
+        return f"all {count}"
     if len(layers) > 8:
         return f"{len(layers)}: {', '.join(map(str, layers[:6]))}, ..."
     return ", ".join(map(str, layers))

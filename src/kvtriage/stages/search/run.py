@@ -129,13 +129,13 @@ def _explain(choice: Choice, plan: Plan, count: int) -> str:
     if not choice.found:
         return "FP8 in every layer keeps the margins: none has to stay in BF16"
     price = choice.hunt.price(choice.found)
-    flags = f", which the engine accepts with {' '.join(price.flags)} alone" if price and price.flags else ""
+    flags = f", which the engine accepts with {' '.join(price.flags)} alone," if price and price.flags else ""
     keeps = {
         MET: "keeps all margins jointly",
         CANNOT_TELL: "keeps the KL margin and is not shown to break another",
     }.get(choice.status, "keeps the KL margin")
     named = name_layers(choice.found, plan.layers)
-    return f"with {named} in BF16 the model {keeps}, and no cheaper set of {count} measured was found to{flags}"
+    return f"with {named} in BF16{flags} the model {keeps}; none of {count} sets measured is shown to with fewer bytes"
 
 
 def _lacking(price: SetPrice | None, info: EngineInfo) -> str:
