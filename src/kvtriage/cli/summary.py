@@ -30,7 +30,7 @@ def print_told(told: str) -> None:
     """Data on stdout; what terms in it mean, which a newcomer need not know, behind it on stderr."""
     click.echo(told)
     for meaning in explain_terms([told]):
-        say(meaning)
+        say(f"note: {meaning[:1].lower()}{meaning[1:]}")
 
 
 def print_scales(record: ScaleRecord, case: Path) -> None:

@@ -23,7 +23,7 @@ def test_terms_are_explained_beside_what_is_told(capsys: pytest.CaptureFixture[s
     print_told("drifts 0.0109 nats per token")
     seen = capsys.readouterr()
     assert seen.out == "drifts 0.0109 nats per token\n"
-    assert seen.err.startswith("Nats per token: ")
+    assert seen.err.startswith("note: nats per token: ")
     assert len(seen.err.splitlines()) == 1
     print_told("stays with BF16")
     assert capsys.readouterr().err == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvtriage.checkpoints.finding import Level
 from kvtriage.checkpoints.scale_findings import name_layers
 from kvtriage.cli.check.answer import Answer, Live
 from kvtriage.cli.terminal import one_line
@@ -35,7 +36,7 @@ def _lines(answer: Answer) -> Iterator[str]:
     for says, tensors in _alike(answer).items():
         yield f"  vLLM 0.32, cache in FP8, {_listed(tensors)}: {says}"
     for finding in answer.findings:
-        yield f"  {finding.level}: {finding.text}"
+        yield f"  {'note' if finding.level == Level.SAID else finding.level}: {finding.text}"
     if answer.live is not None:
         yield from _live(answer.live)
     yield f"{answer.path}: {answer.status}"
