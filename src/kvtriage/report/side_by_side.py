@@ -19,6 +19,7 @@ from kvtriage.report.figures.quality import to_row
 from kvtriage.report.numbers import axis_number, axis_percent, interval, signed
 from kvtriage.report.page import Report, open_templates, read_asset, serve_command
 from kvtriage.report.quality import METRICS, Metric, drift_of
+from kvtriage.report.terms import explain_terms
 from kvtriage.report.timings import crossing_with_baseline
 from kvtriage.report.view import CaseView
 from kvtriage.stats import Interval, paired_interval
@@ -71,6 +72,7 @@ def render_comparison(a: CaseView, b: CaseView, names: tuple[str, str]) -> Repor
             figures=figures,
             speed=speed,
             leads=[told.lead for told in sides[0].brief],
+            terms=explain_terms(told.sentence.text for side in sides for told in side.brief),
         )
     )
     said = [(f"{side.letter}: {told.lead}", told.sentence) for side in sides for told in side.brief]
