@@ -155,7 +155,9 @@ def attend(
         # As the model lays them out, a head's rows have the other heads' between them.
         key, value = key.contiguous(), value.contiguous()
     block = _QUERY_BLOCK if onednn or explicit or window_tokens is not None else new
-    output = query.new_empty((*query.shape[:3], value.shape[3]))
+    # As a model goes on with it: the heads of a token side by side.
+    output = query.new_empty((query.shape[0], new, query.shape[1], value.shape[3])).transpose(1, 2)
+    triangle = _triangle(min(block, new), query.device)
     for start in range(0, new, block):
         stop = min(start + block, new)
         last = span - new + stop
@@ -163,9 +165,9 @@ def attend(
         rows = (slice(None), slice(None), slice(start, stop))
         part = replace(call, query=query[rows], key=key[:, :, first:last], value=value[:, :, first:last])
         if explicit and round_p is not None:
-            output[rows] = _explicit(part, _mask_of(part), fp8_heads, round_p)
+            output[rows] = _explicit(_scaled(part), triangle, fp8_heads, round_p)
         elif onednn or explicit:
-            _write_explicit(output[rows], part, fp8_heads, one_by_one=onednn)
+            _write_explicit(output[rows], _scaled(part), triangle, fp8_heads, one_by_one=onednn)
         else:
             output[rows] = _fused(part)
     return output
@@ -192,16 +194,23 @@ def _mask(new: int, span: int, window_tokens: int | None, device: torch.device) 
     return later if window_tokens is None else later + hidden.tril(span - new - window_tokens)
 
 
-def _mask_of(call: AttentionCall) -> Tensor | None:
-    new, span = call.query.shape[2], call.key.shape[2]
-    return _mask(new, span, call.window_tokens, call.query.device) if new > 1 else None
+def _triangle(size: int, device: torch.device) -> Tensor:
+    """[size, size], to be added to the scores of a query and as many keys, the last of which is its own."""
+    return torch.full((size, size), float("-inf"), device=device).triu(1)
 
 
-def _write_explicit(output: Tensor, call: AttentionCall, fp8_heads: Tensor | None, *, one_by_one: bool) -> None:
+def _scaled(call: AttentionCall) -> AttentionCall:
+    """Its queries times its scaling, dense."""
+    dense = call.query.new_empty(call.query.shape)
+    return replace(call, query=torch.mul(call.query, call.scaling, out=dense), scaling=1.0)
+
+
+def _write_explicit(
+    output: Tensor, call: AttentionCall, triangle: Tensor, fp8_heads: Tensor | None, *, one_by_one: bool
+) -> None:
     """Into output [B, H, n, Dv]: all KV heads of all sequences at once, or one by one."""
-    mask = _mask_of(call)
     if not one_by_one:
-        output[:] = _explicit(call, mask, fp8_heads)
+        output[:] = _explicit(call, triangle, fp8_heads)
         return
     batch, kv_heads = call.key.shape[:2]
     group = call.query.shape[1] // kv_heads
@@ -215,23 +224,22 @@ def _write_explicit(output: Tensor, call: AttentionCall, fp8_heads: Tensor | Non
             value=call.value[own],
             sinks=None if call.sinks is None else call.sinks[queries[1]],
         )
-        output[queries] = _explicit(one, mask, None if fp8_heads is None else fp8_heads[own[1]])
+        output[queries] = _explicit(one, triangle, None if fp8_heads is None else fp8_heads[own[1]])
 
 
 def _explicit(
-    call: AttentionCall, mask: Tensor | None, fp8_heads: Tensor | None, round_p: RoundProbabilities | None = None
+    call: AttentionCall, triangle: Tensor, fp8_heads: Tensor | None, round_p: RoundProbabilities | None = None
 ) -> Tensor:
-    """The definition, step by step."""
+    """The definition, step by step, of queries that are scaled already."""
     query, key, value = call.query, call.key, call.value
     batch, heads, new, dim = query.shape
     kv_heads, span = key.shape[1], key.shape[2]
     group = heads // kv_heads
-    scores = _products((query * call.scaling).reshape(batch, kv_heads, group * new, dim), key.transpose(2, 3))
+    scores = _products(query.reshape(batch, kv_heads, group * new, dim), key.transpose(2, 3))
     scores = scores.view(batch, kv_heads, group, new, span)
     if call.softcap is not None:
         scores = torch.tanh(scores / call.softcap) * call.softcap
-    if mask is not None:
-        scores.add_(mask)
+    _hide(scores, call.window_tokens, triangle)
     if call.sinks is None and fp8_heads is None:
         probabilities, total = torch.softmax(scores, dim=-1), None
     else:
@@ -239,6 +247,18 @@ def _explicit(
     output = _products(probabilities.view(batch, kv_heads, group * new, span), value)
     output = output.view(batch, kv_heads, group, new, -1)
     return (output if total is None else output / total).view(batch, heads, new, -1)
+
+
+def _hide(scores: Tensor, window_tokens: int | None, triangle: Tensor) -> None:
+    """−∞ for keys that a query does not see, in scores [B, Hkv, G, n, S]: of the last n keys those behind it, and of
+    the first those that its window has passed. S is at most window_tokens − 1 + n."""
+    new, span = scores.shape[3:]
+    if new == 1:
+        return
+    scores[..., span - new :].add_(triangle[:new, :new])
+    passed = 0 if window_tokens is None else span - window_tokens
+    if passed > 0:
+        scores[..., new - passed :, :passed].add_(triangle[:passed, 1 : passed + 1].T)
 
 
 def _weights(
