@@ -210,9 +210,9 @@ def _write_by_head(output: Tensor, call: AttentionCall, triangle: Tensor, fp8_he
     new, kv_heads = call.query.shape[2], call.key.shape[1]
     sinks = None if call.sinks is None else call.sinks.view(kv_heads, -1)
     for sequence in range(call.query.shape[0]):
-        queries = call.query[sequence].unflatten(0, (kv_heads, -1)).flatten(1, 2).unbind()
+        queries = call.query[sequence].view(kv_heads, -1, call.query.shape[3]).unbind()
         values = call.value[sequence].transpose(1, 2).unbind()
-        outputs = output[sequence].unflatten(0, (kv_heads, -1)).unbind()
+        outputs = output[sequence].view(kv_heads, -1, new, output.shape[3]).unbind()
         for head, key in enumerate(call.key[sequence].unbind()):
             scores = onednn_linear(queries[head], key)
             probabilities, total = _probabilities(

@@ -17,7 +17,7 @@ def import_transformers() -> None:
     scipy as it is.
     """
     with _hidden("scipy"):
-        from transformers.utils import is_scipy_available
+        from transformers.utils.import_utils import is_scipy_available
 
         is_scipy_available()
 

@@ -41,10 +41,10 @@ def _mantissa_errors(values: Tensor) -> npt.NDArray[np.float64]:
     """Squared error of `round_mantissa` at each sub-octave: [n, S].
 
     A number times 2^20 − 1 is rounded where the number itself has its fourth bit, and 2^20 times the number less that,
-    which is exact, is the number so rounded: Veltkamp's splitting in two passes. It rounds to nearest, and where it breaks
-    a tie the other way, the error is as large. (With 2^20 + 1, as he has it, two passes are wrong just below a power
-    of two.) Sums over a piece's tokens are float32, and those over its channels and over pieces float64; no thread takes
-    part of one.
+    which is exact, is the number so rounded: Veltkamp's splitting in two passes. It rounds to nearest, and where it
+    breaks a tie the other way, the error is as large. (With 2^20 + 1, as he has it, two passes are wrong just below a
+    power of two.) Sums over a piece's tokens are float32, and those over its channels and over pieces float64; no
+    thread takes part of one.
     """
     heads, _, dim = values.shape
     inverse = values.new_tensor([1 / position for position in SUB_OCTAVES]).view(-1, 1, 1, 1)

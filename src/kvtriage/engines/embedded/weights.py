@@ -43,7 +43,7 @@ class Weights:
 
     def read_rows(self, name: str, rows: Tensor) -> Tensor:
         """The given rows [n] of a matrix in float32: [n, columns]. Raises ModelError."""
-        return _look(self.files[name], name, lambda file: file.get_tensor(name)[rows].to(torch.float32))
+        return _look(self.files[name], name, functools.partial(_rows, name, rows))
 
 
 def _look(path: Path, what: str, take: Callable[[Any], _Taken]) -> _Taken:
@@ -57,6 +57,11 @@ def _look(path: Path, what: str, take: Callable[[Any], _Taken]) -> _Taken:
 
 def _count(names: Sequence[str], file: Any) -> int:
     return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+
+
+def _rows(name: str, rows: Tensor, file: Any) -> Tensor:
+    stored: Tensor = file.get_tensor(name)
+    return stored[rows].to(torch.float32)
 
 
 def _fill(name: str, room: Tensor, stored: Tensor) -> None:

@@ -28,5 +28,10 @@ def test_a_model_is_loaded_without_scipy_and_others_find_it() -> None:
 
 
 def test_a_scipy_that_was_there_before_stays_the_same() -> None:
-    code = "import scipy.special\nfirst = scipy.special\nimport atexit\natexit.register(lambda: print(first is sys.modules['scipy.special']))"
-    assert said(code) == ["False", "False", "24.0", "True"]
+    lines = [
+        "import atexit",
+        "import scipy.special",
+        "first = scipy.special",
+        "atexit.register(lambda: print(first is sys.modules['scipy.special']))",
+    ]
+    assert said("\n".join(lines)) == ["False", "False", "24.0", "True"]
