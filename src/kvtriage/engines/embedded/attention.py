@@ -16,7 +16,6 @@ Two numerics:
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -155,17 +154,19 @@ def attend(
         # As the model lays them out, a head's rows have the other heads' between them.
         key, value = key.contiguous(), value.contiguous()
     block = _QUERY_BLOCK if onednn or explicit or window_tokens is not None else new
-    output = query.new_empty((*query.shape[:3], value.shape[3]))
+    # As a model goes on with it: the heads of a token side by side.
+    output = query.new_empty((query.shape[0], new, query.shape[1], value.shape[3])).transpose(1, 2)
+    triangle = _triangle(min(block, new), query.device)
     for start in range(0, new, block):
         stop = min(start + block, new)
         last = span - new + stop
         first = 0 if window_tokens is None else max(0, span - new + start - window_tokens + 1)
         rows = (slice(None), slice(None), slice(start, stop))
         part = replace(call, query=query[rows], key=key[:, :, first:last], value=value[:, :, first:last])
-        if explicit and round_p is not None:
-            output[rows] = _explicit(part, _mask_of(part), fp8_heads, round_p)
-        elif onednn or explicit:
-            _write_explicit(output[rows], part, fp8_heads, one_by_one=onednn)
+        if explicit and (round_p is not None or not onednn):
+            output[rows] = _explicit(_scaled(part), triangle, fp8_heads, round_p)
+        elif onednn:
+            _write_by_head(output[rows], _scaled(part), triangle, fp8_heads)
         else:
             output[rows] = _fused(part)
     return output
@@ -192,53 +193,83 @@ def _mask(new: int, span: int, window_tokens: int | None, device: torch.device) 
     return later if window_tokens is None else later + hidden.tril(span - new - window_tokens)
 
 
-def _mask_of(call: AttentionCall) -> Tensor | None:
-    new, span = call.query.shape[2], call.key.shape[2]
-    return _mask(new, span, call.window_tokens, call.query.device) if new > 1 else None
+def _triangle(size: int, device: torch.device) -> Tensor:
+    """[size, size], to be added to the scores of a query and as many keys, the last of which is its own."""
+    return torch.full((size, size), float("-inf"), device=device).triu(1)
 
 
-def _write_explicit(output: Tensor, call: AttentionCall, fp8_heads: Tensor | None, *, one_by_one: bool) -> None:
-    """Into output [B, H, n, Dv]: all KV heads of all sequences at once, or one by one."""
-    mask = _mask_of(call)
-    if not one_by_one:
-        output[:] = _explicit(call, mask, fp8_heads)
-        return
-    batch, kv_heads = call.key.shape[:2]
-    group = call.query.shape[1] // kv_heads
-    for sequence, head in itertools.product(range(batch), range(kv_heads)):
-        own = (slice(sequence, sequence + 1), slice(head, head + 1))
-        queries = (own[0], slice(head * group, (head + 1) * group))
-        one = replace(
-            call,
-            query=call.query[queries],
-            key=call.key[own],
-            value=call.value[own],
-            sinks=None if call.sinks is None else call.sinks[queries[1]],
-        )
-        output[queries] = _explicit(one, mask, None if fp8_heads is None else fp8_heads[own[1]])
+def _scaled(call: AttentionCall) -> AttentionCall:
+    """Its queries times its scaling, dense."""
+    dense = call.query.new_empty(call.query.shape)
+    return replace(call, query=torch.mul(call.query, call.scaling, out=dense), scaling=1.0)
+
+
+def _write_by_head(output: Tensor, call: AttentionCall, triangle: Tensor, fp8_heads: Tensor | None) -> None:
+    """Into output [B, H, n, Dv], of queries that are scaled already: one KV head of one sequence after the other, by
+    oneDNN, which takes a single pair of matrices."""
+    new, kv_heads = call.query.shape[2], call.key.shape[1]
+    sinks = None if call.sinks is None else call.sinks.view(kv_heads, -1)
+    for sequence in range(call.query.shape[0]):
+        queries = call.query[sequence].view(kv_heads, -1, call.query.shape[3]).unbind()
+        values = call.value[sequence].transpose(1, 2).unbind()
+        outputs = output[sequence].view(kv_heads, -1, new, output.shape[3]).unbind()
+        for head, key in enumerate(call.key[sequence].unbind()):
+            scores = onednn_linear(queries[head], key)
+            probabilities, total = _probabilities(
+                scores.view(1, 1, -1, new, scores.shape[1]),
+                call,
+                None if sinks is None else sinks[head],
+                triangle,
+                None if fp8_heads is None else fp8_heads[head : head + 1],
+            )
+            attended = onednn_linear(probabilities.view(scores.shape), values[head]).view(outputs[head].shape)
+            outputs[head].copy_(attended if total is None else attended / total[0, 0])
 
 
 def _explicit(
-    call: AttentionCall, mask: Tensor | None, fp8_heads: Tensor | None, round_p: RoundProbabilities | None = None
+    call: AttentionCall, triangle: Tensor, fp8_heads: Tensor | None, round_p: RoundProbabilities | None
 ) -> Tensor:
-    """The definition, step by step."""
+    """The definition, step by step, of queries that are scaled already."""
     query, key, value = call.query, call.key, call.value
     batch, heads, new, dim = query.shape
     kv_heads, span = key.shape[1], key.shape[2]
     group = heads // kv_heads
-    scores = _products((query * call.scaling).reshape(batch, kv_heads, group * new, dim), key.transpose(2, 3))
+    scores = _products(query.reshape(batch, kv_heads, group * new, dim), key.transpose(2, 3))
     scores = scores.view(batch, kv_heads, group, new, span)
-    if call.softcap is not None:
-        scores = torch.tanh(scores / call.softcap) * call.softcap
-    if mask is not None:
-        scores.add_(mask)
-    if call.sinks is None and fp8_heads is None:
-        probabilities, total = torch.softmax(scores, dim=-1), None
-    else:
-        probabilities, total = _weights(scores, call.sinks, fp8_heads, round_p)
+    probabilities, total = _probabilities(scores, call, call.sinks, triangle, fp8_heads, round_p)
     output = _products(probabilities.view(batch, kv_heads, group * new, span), value)
     output = output.view(batch, kv_heads, group, new, -1)
     return (output if total is None else output / total).view(batch, heads, new, -1)
+
+
+def _probabilities(
+    scores: Tensor,
+    call: AttentionCall,
+    sinks: Tensor | None,
+    triangle: Tensor,
+    fp8_heads: Tensor | None,
+    round_p: RoundProbabilities | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Of scores [B, Hkv, G, n, S], which it may write over, some of the call's: with None, or weights and their sums
+    [B, Hkv, G, n, 1]. sinks [Hkv G] and fp8_heads [Hkv] are of the same heads."""
+    if call.softcap is not None:
+        scores = torch.tanh(scores / call.softcap) * call.softcap
+    _hide(scores, call.window_tokens, triangle)
+    if sinks is None and fp8_heads is None:
+        return torch.softmax(scores, dim=-1), None
+    return _weights(scores, sinks, fp8_heads, round_p)
+
+
+def _hide(scores: Tensor, window_tokens: int | None, triangle: Tensor) -> None:
+    """−∞ for keys that a query does not see, in scores [B, Hkv, G, n, S]: of the last n keys those behind it, and of
+    the first those that its window has passed. S is at most window_tokens − 1 + n."""
+    new, span = scores.shape[3:]
+    if new == 1:
+        return
+    scores[..., span - new :].add_(triangle[:new, :new])
+    passed = 0 if window_tokens is None else span - window_tokens
+    if passed > 0:
+        scores[..., new - passed :, :passed].add_(triangle[:passed, 1 : passed + 1].T)
 
 
 def _weights(

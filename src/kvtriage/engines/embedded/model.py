@@ -160,12 +160,12 @@ def load_model(folder: Path, spec: CacheSpec, device: torch.device, *, trust_rem
     Raises ModelError, also for weights that are missing or of another shape than the model's: transformers
     would fill them with random numbers.
     """
-    register()
-    config = load_config(folder, trust_remote_code)
-    auto: Any = transformers.AutoModelForCausalLM
+    auto: Any = transformers
     with without_collecting(), quiet_transformers():
+        register()
+        config = load_config(folder, trust_remote_code)
         try:
-            model, loaded = auto.from_pretrained(
+            model, loaded = auto.AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
                 dtype=torch.float32,

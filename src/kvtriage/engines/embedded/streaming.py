@@ -269,24 +269,8 @@ def load_streamed_model(
     trust_remote_code: bool,
 ) -> StreamedModel:
     """The model without its weights, and where they are. Raises ModelError, UnsupportedModel."""
-    register()
-    config = load_config(folder, trust_remote_code)
-    if getattr(config, "quantization_config", None) is not None:
-        raise UnsupportedModel(
-            "the weights are quantised, and layers cannot be streamed from them",
-            hint="calibrate the BF16 checkpoint, or leave --memory-bound and --compute-dtype away",
-        )
-    auto: Any = transformers.AutoModelForCausalLM
-    with without_collecting(), quiet_transformers(), init_empty_weights(include_buffers=False), _Unfilled():
-        try:
-            built = auto.from_config(
-                config, dtype=torch.float32, attn_implementation=ATTENTION, trust_remote_code=trust_remote_code
-            )
-        except Exception as error:  # a model's own code runs here, and may raise anything
-            raise ModelError(
-                f"transformers cannot build the model of {folder}: {error}",
-                hint="the folder must hold a causal language model that this transformers version knows",
-            ) from error
+    with without_collecting():
+        built = _build(folder, trust_remote_code)
     built.eval().requires_grad_(False)
     model = LanguageModel(built, spec, device)
     if products is not torch.float32 and model.products != ONEDNN:
@@ -296,6 +280,28 @@ def load_streamed_model(
         )
     weights = open_weights(folder)
     return StreamedModel(model, weights, _find_prefix(model.decoder, weights), products)
+
+
+def _build(folder: Path, trust_remote_code: bool) -> nn.Module:
+    register()
+    config = load_config(folder, trust_remote_code)
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedModel(
+            "the weights are quantised, and layers cannot be streamed from them",
+            hint="calibrate the BF16 checkpoint, or leave --memory-bound and --compute-dtype away",
+        )
+    auto: Any = transformers.AutoModelForCausalLM
+    with quiet_transformers(), init_empty_weights(include_buffers=False), _Unfilled():
+        try:
+            built: nn.Module = auto.from_config(
+                config, dtype=torch.float32, attn_implementation=ATTENTION, trust_remote_code=trust_remote_code
+            )
+        except Exception as error:  # a model's own code runs here, and may raise anything
+            raise ModelError(
+                f"transformers cannot build the model of {folder}: {error}",
+                hint="the folder must hold a causal language model that this transformers version knows",
+            ) from error
+    return built
 
 
 def _find_prefix(decoder: nn.Module, weights: Weights) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,25 +31,37 @@ class Weights:
 
     def count_elements(self) -> int:
         """Of all tensors, by the files' headers. Raises ModelError."""
-        return sum(self._look(name, lambda stored: stored.numel()) for name in self.files)
+        counted = 0
+        for path in sorted(set(self.files.values())):
+            own = [name for name, file in self.files.items() if file == path]
+            counted += _look(path, "the tensors", functools.partial(_count, own))
+        return counted
 
     def read_into(self, name: str, room: Tensor) -> None:
         """Fill `room` with a tensor of its shape. Raises ModelError."""
-        self._look(name, functools.partial(_fill, name, room))
+        _look(self.files[name], name, lambda file: _fill(name, room, file.get_tensor(name)))
 
     def read_rows(self, name: str, rows: Tensor) -> Tensor:
         """The given rows [n] of a matrix in float32: [n, columns]. Raises ModelError."""
-        return self._look(name, lambda stored: stored[rows].to(torch.float32))
+        return _look(self.files[name], name, functools.partial(_rows, name, rows))
 
-    def _look(self, name: str, take: Callable[[Tensor], _Taken]) -> _Taken:
-        """The file is mapped for this one look, so that none of it stays in memory."""
-        try:
-            with safe_open(self.files[name], "pt") as file:
-                return take(file.get_tensor(name))
-        except (OSError, SafetensorError, IndexError) as error:
-            raise ModelError(
-                f"cannot read {name} in {self.files[name]}: {error}", hint="download or copy the file again"
-            ) from error
+
+def _look(path: Path, what: str, take: Callable[[Any], _Taken]) -> _Taken:
+    """The file is mapped for this one look, so that none of it stays in memory."""
+    try:
+        with safe_open(path, "pt") as file:
+            return take(file)
+    except (OSError, SafetensorError, IndexError) as error:
+        raise ModelError(f"cannot read {what} in {path}: {error}", hint="download or copy the file again") from error
+
+
+def _count(names: Sequence[str], file: Any) -> int:
+    return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+
+
+def _rows(name: str, rows: Tensor, file: Any) -> Tensor:
+    stored: Tensor = file.get_tensor(name)
+    return stored[rows].to(torch.float32)
 
 
 def _fill(name: str, room: Tensor, stored: Tensor) -> None:

@@ -43,6 +43,15 @@ def test_a_tie_costs_the_same_either_way() -> None:
     assert found[0, 0] == errors_by_definition(values)[0, 0]
 
 
+@pytest.mark.parametrize("towards", [0.0, float("inf")])
+def test_next_to_a_power_of_two(towards: float) -> None:
+    """Where one more bit would be rounded off if the product with the splitter took its sum into the next octave."""
+    values = torch.tensor([[[2.0**k for k in range(-20, 20)]]]).nextafter(torch.tensor(towards))
+    signed = torch.cat([values, -values, 3 * values], dim=1)
+    found = range_stats(signed, (0,), mantissa=True).mantissa_sse
+    np.testing.assert_allclose(found, errors_by_definition(signed), rtol=2e-5)
+
+
 def test_values_that_lie_apart_in_memory() -> None:
     values = drawn(1, 40, 3, 8)
     apart, dense = values.transpose(1, 2)[0], values.transpose(1, 2)[0].contiguous()
