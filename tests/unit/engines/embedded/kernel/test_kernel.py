@@ -262,3 +262,8 @@ def test_the_machine_is_told_by_its_features(
     assert machine.key_widening("bfloat16", 64) == Widening(0, 0)
     assert machine.widening("float8_e4m3fn", 80) == Widening(8, 0)
     assert machine.widening("bfloat16", 128) == Widening(0, 0)
+
+
+@pytest.mark.parametrize(("row_bytes", "tokens"), [(1, 128), (64, 96), (96, 64), (128, 48), (256, 32), (1024, 16)])
+def test_a_block_is_whole_vectors_of_tokens(row_bytes: int, tokens: int) -> None:
+    assert Machine.of("znver5", "+avx2,+avx512f").block(row_bytes) == tokens
