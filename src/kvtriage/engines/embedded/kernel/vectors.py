@@ -23,7 +23,7 @@ _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 
 WORD_ORDER = (3, 1, 2, 0)
-"""Bytes of a word in the order that keeps the fewest registers: 3 and 1 share a step, and so do 2 and 0."""
+"""Bytes of a word in the order in which they are used: 3 and 1 share a step of `from_words`, and so do 2 and 0."""
 
 _POWER = (
     1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2, 2.402264791363012e-1,
