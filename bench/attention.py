@@ -39,8 +39,8 @@ from kvtriage.engines.embedded.codec import E4M3Codec, NativeCodec
 from kvtriage.engines.embedded.kernel.kernel import DecodeKernel, open_decode
 from kvtriage.units import format_count
 
-COLD_BYTES = 96 << 20
-"""Caches that take turns hold at least so many bytes."""
+COLD_BYTES = 192 << 20
+"""Caches that take turns hold at least so many bytes: of few, the loop that reads would leave the next at hand."""
 TORCH_ROUNDS = 2
 FEWEST_ROUNDS = 9
 LENGTHS = (8_192, 65_536)

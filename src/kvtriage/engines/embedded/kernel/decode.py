@@ -16,6 +16,7 @@ from typing import Any
 
 import numba
 import numpy as np
+import numpy.typing as npt
 from numba import types
 
 from kvtriage.engines.embedded.kernel.control import keep_subnormals, restore
@@ -24,7 +25,7 @@ from kvtriage.engines.embedded.kernel.machine import LINE_BYTES, PIECE_LANES, Ma
 from kvtriage.engines.embedded.kernel.softmax import cap_scores, largest, raise_tops, scores_to_weights
 from kvtriage.engines.embedded.kernel.tiles import add_values, score_tokens, widen
 
-__all__ = ["SPLIT", "Shape", "compile_attend", "compile_join", "this_machine"]
+__all__ = ["SPLIT", "Attend", "Shape", "compile_attend", "compile_join", "this_machine"]
 
 SPLIT = 1024
 """Tokens of one item of work."""
@@ -60,6 +61,15 @@ class Shape:
     value_format: str
 
 
+@dataclass(frozen=True)
+class Attend:
+    """What a shape is compiled to; see `compile_attend`."""
+
+    run: Any
+    order: npt.NDArray[np.int64]
+    """Where each element of V lies in a row of `outputs`, [Dv]."""
+
+
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
 def _dealt(d: Any, lot: Any) -> Any:
     """Where element d of a row comes out; see `Widening`."""
@@ -77,13 +87,14 @@ def this_machine() -> tuple[Machine, str]:
     return Machine.of(cpu, features), features
 
 
-def compile_attend(shape: Shape) -> Any:
-    """attend(query [B, Hkv, G, D], k_scale [Hkv], scaling, key [B, Hkv, slots, D], value [B, Hkv, slots, Dv],
+def compile_attend(shape: Shape) -> Attend:
+    """run(query [B, Hkv, G, D], k_scale [Hkv], scaling, key [B, Hkv, slots, D], value [B, Hkv, slots, Dv],
     spans [B, 2], softcap, first item, step, tops [B, Hkv, splits, G], totals likewise,
     outputs [B, Hkv, splits, G, Dv]).
 
     A score is k_scale · scaling · query · key, and a weight is 2^score. softcap 0 is none, `spans` are the positions
-    [from, to) that are seen.
+    [from, to) that are seen. Elements of an output row lie as they come out of the registers, which `join` puts right
+    once for all splits.
     Compiled once for a machine and kept on disk by numba.
     """
     group, dim, dim_v = shape.group, shape.dim, shape.dim_v
@@ -129,18 +140,18 @@ def compile_attend(shape: Shape) -> Any:
                              ahead_at + whole * dim)  # fmt: skip
 
     @numba.njit  # type: ignore[untyped-decorator]
-    def add_block(weights: Any, at: Any, values: Any, value_at: Any, count: Any, sums: Any, wide: Any, ahead: Any,
-                  ahead_at: Any) -> None:  # fmt: skip
-        """`count` rows of V, weighted; meanwhile as many rows of `ahead` are fetched."""
+    def add_block(weights: Any, at: Any, values: Any, value_at: Any, count: Any, sums: Any, shrinks: Any, wide: Any,
+                  ahead: Any, ahead_at: Any) -> None:  # fmt: skip
+        """`sums` shrink and take on `count` rows of V, weighted; meanwhile as many rows of `ahead` are fetched."""
         if passes == 1:
-            add_values(weights, at, values, value_at, count, sums, 0, block, heads, dim_v, value_format, v_lot,
-                       ahead, ahead_at)  # fmt: skip
+            add_values(weights, at, values, value_at, count, sums, 0, shrinks, 0, block, heads, dim_v, value_format,
+                       v_lot, ahead, ahead_at)  # fmt: skip
             return
         for t in range(count):
             widen(values, value_at + t * dim_v, wide, t * dim_v, dim_v, value_format, v_lot)
         for head_at in range(0, group, heads):
-            add_values(weights, at + head_at * block, wide, 0, count, sums, head_at * dim_v, block, heads,
-                       dim_v, "float32", 0, ahead, ahead_at)  # fmt: skip
+            add_values(weights, at + head_at * block, wide, 0, count, sums, head_at * dim_v, shrinks, head_at, block,
+                       heads, dim_v, "float32", 0, ahead, ahead_at)  # fmt: skip
 
     @numba.njit  # type: ignore[untyped-decorator]
     def attend_blocks(
@@ -170,20 +181,15 @@ def compile_attend(shape: Shape) -> Any:
                     largest(scores, at + head_at * block, block, heads, found, head_at)
             before = group * block - at
             if behind and weighed > 0:
-                add_block(scores, before, value, (row + first - block) * dim_v, weighed, sums, wide, value,
+                add_block(scores, before, value, (row + first - block) * dim_v, weighed, sums, shrinks, wide, value,
                           (row + first) * dim_v)  # fmt: skip
             if count > 0:
                 for head_at in range(0, group, heads):
-                    if raise_tops(found, top, shrinks, head_at, heads):
-                        for g in range(head_at, head_at + heads):
-                            for lane in range(g * lanes, (g + 1) * lanes):
-                                totals[lane] *= shrinks[g]
-                            for d in range(g * dim_v, (g + 1) * dim_v):
-                                sums[d] *= shrinks[g]
-                    scores_to_weights(scores, at + head_at * block, block, heads, top, head_at, v_before, totals,
-                                      head_at * lanes)  # fmt: skip
+                    raise_tops(found, top, shrinks, head_at, heads)
+                    scores_to_weights(scores, at + head_at * block, block, heads, top, shrinks, head_at, v_before,
+                                      totals, head_at * lanes)  # fmt: skip
             if not behind and count > 0:
-                add_block(scores, at, value, (row + first) * dim_v, count, sums, wide, key,
+                add_block(scores, at, value, (row + first) * dim_v, count, sums, shrinks, wide, key,
                           (row + first + block) * dim)  # fmt: skip
             at, weighed = before, count
 
@@ -199,7 +205,7 @@ def compile_attend(shape: Shape) -> Any:
         found, shrinks = np.empty(group, np.float32), np.empty(group, np.float32)
         totals_by_lane = np.empty(group * lanes, np.float32)
         queries = np.empty(group * dim * copies + _LINE, np.float32)
-        ordered = np.empty(dim_v, np.float32)
+        held = -1
         wide = np.empty((block * max(dim, dim_v) if passes > 1 else 0) + _LINE, np.float32)
         for item in range(first_item, key.shape[0] * kv_heads * splits, step):
             b, head, split = item // (kv_heads * splits), item // splits % kv_heads, item % splits
@@ -208,13 +214,15 @@ def compile_attend(shape: Shape) -> Any:
             top, total, sums = tops[b, head, split], totals[b, head, split], outputs[b, head, split]
             top[:], totals_by_lane[:] = -np.inf, 0.0
             sums[:] = 0.0
-            factor, q = np.float32(k_scale[head] * scaling * k_before), line_of(queries)
-            for g in range(group):
-                for d in range(dim):
-                    dealt = _dealt(d, k_lot)
-                    for copy in range(copies):
-                        at = (dealt // PIECE_LANES * copies + copy) * PIECE_LANES + dealt % PIECE_LANES
-                        q[g * dim * copies + at] = query[b, head, g, d] * factor
+            q = line_of(queries)  # here, for an array ends with its last use
+            if item // splits != held:
+                held, factor = item // splits, np.float32(k_scale[head] * scaling * k_before)
+                for g in range(group):
+                    for d in range(dim):
+                        dealt = _dealt(d, k_lot)
+                        for copy in range(copies):
+                            at = (dealt // PIECE_LANES * copies + copy) * PIECE_LANES + dealt % PIECE_LANES
+                            q[g * dim * copies + at] = query[b, head, g, d] * factor
             attend_blocks(
                 q, place_of(key), place_of(value), (b * kv_heads + head) * slots, start, stop, softcap,
                 line_of(scores), place_of(found), place_of(top), place_of(shrinks), place_of(totals_by_lane),
@@ -223,8 +231,7 @@ def compile_attend(shape: Shape) -> Any:
             for g in range(group):
                 total[g] = totals_by_lane[g * lanes : (g + 1) * lanes].sum() * np.float32(v_undone)
                 for d in range(dim_v):
-                    ordered[d] = sums[g, _dealt(d, v_lot)] * np.float32(v_after)
-                sums[g] = ordered
+                    sums[g, d] *= np.float32(v_after)
         restore(control)
 
     floats, number = types.float32, types.int64
@@ -234,17 +241,20 @@ def compile_attend(shape: Shape) -> Any:
         types.Array(number, 2, "C"), floats, number, number,
         types.Array(floats, 4, "C"), types.Array(floats, 4, "C"), types.Array(floats, 5, "C"),
     )  # fmt: skip
-    return numba.njit(signature, nogil=True, cache=True)(attend)
+    order = np.array([_dealt.py_func(d, v_lot) for d in range(dim_v)], np.int64)
+    return Attend(numba.njit(signature, nogil=True, cache=True)(attend), order)
 
 
 def compile_join() -> Any:
-    """join(tops, totals, outputs, sinks [Hkv, G], factor [Hkv], result [B, Hkv, G, Dv]) over the splits.
+    """join(tops, totals, outputs, order [Dv], sinks [Hkv, G], factor [Hkv], result [B, Hkv, G, Dv]) over the splits.
 
-    Tops and sinks are logarithms to base 2. A sink of −infinity is none. factor multiplies the result.
+    Tops and sinks are logarithms to base 2. A sink of −infinity is none. `order` is where an element of the result lies
+    in the rows of `outputs`; factor multiplies the result.
     """
 
-    def join(tops: Any, totals: Any, outputs: Any, sinks: Any, factor: Any, result: Any) -> Any:
+    def join(tops: Any, totals: Any, outputs: Any, order: Any, sinks: Any, factor: Any, result: Any) -> Any:
         batch, kv_heads, splits, group = tops.shape
+        row = np.empty(order.size, np.float32)
         for b in range(batch):
             for head in range(kv_heads):
                 for g in range(group):
@@ -252,19 +262,22 @@ def compile_join() -> Any:
                     for split in range(splits):
                         top = max(top, tops[b, head, split, g])
                     total = math.exp(_LN2 * (sinks[head, g] - top))
-                    row = result[b, head, g]
                     row[:] = 0.0
                     for split in range(splits):
                         weight = math.exp(_LN2 * (tops[b, head, split, g] - top))
                         total += weight * totals[b, head, split, g]
+                        weighed, narrow = outputs[b, head, split, g], np.float32(weight)
                         for d in range(row.size):
-                            row[d] += np.float32(weight) * outputs[b, head, split, g, d]
-                    row *= np.float32(factor[head] / total)
+                            row[d] += narrow * weighed[d]
+                    share = np.float32(factor[head] / total)
+                    for d in range(row.size):
+                        result[b, head, g, d] = row[order[d]] * share
 
     floats = types.float32
     signature = types.void(
         types.Array(floats, 4, "C"), types.Array(floats, 4, "C"), types.Array(floats, 5, "C"),
-        types.Array(floats, 2, "C"), types.Array(floats, 1, "C"), types.Array(floats, 4, "C"),
+        types.Array(types.int64, 1, "C"), types.Array(floats, 2, "C"), types.Array(floats, 1, "C"),
+        types.Array(floats, 4, "C"),
     )  # fmt: skip
     return numba.njit(signature, nogil=True, cache=True)(join)
 

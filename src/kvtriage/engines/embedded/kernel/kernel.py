@@ -105,15 +105,15 @@ class DecodeKernel:
         read = sum(seen) * kv_heads * (dim + dim_v) * key.element_size()
         count = max(1, min(self._threads, tops.size // group, read // _BYTES_PER_THREAD))
         others = [
-            self._pool.submit(functools.partial(attend, *work, first, count, tops, totals, outputs))
+            self._pool.submit(functools.partial(attend.run, *work, first, count, tops, totals, outputs))
             for first in range(1, count)
             if self._pool is not None
         ]
-        attend(*work, 0, count, tops, totals, outputs)
+        attend.run(*work, 0, count, tops, totals, outputs)
         for other in others:
             other.result()
         result = np.empty((batch, kv_heads, group, dim_v), np.float32)
-        self._join(tops, totals, outputs, _sinks(call, kv_heads), np.ascontiguousarray(v_scale), result)
+        self._join(tops, totals, outputs, attend.order, _sinks(call, kv_heads), np.ascontiguousarray(v_scale), result)
         return torch.from_numpy(result).view(batch, heads, 1, dim_v)
 
     def _attend_for(self, group: int, dim: int, dim_v: int, key: torch.dtype, value: torch.dtype) -> Any:

@@ -10,7 +10,7 @@ LINE_BYTES = 64
 PIECE_LANES = 4
 """32-bit words of one row, 16 bytes, that lie side by side with the same words of other rows."""
 
-_BLOCK_BYTES = 8192
+_BLOCK_BYTES = 6144
 """A block of K or V, so that those at hand and those being fetched fit in a core's first cache."""
 
 _E4M3_BIAS, _F16_BIAS, _F32_BIAS = 7, 15, 127
@@ -63,7 +63,7 @@ class Machine:
 
     def block(self, row_bytes: int) -> int:
         """Tokens whose scores are kept at a time."""
-        return max(16, min(128, _BLOCK_BYTES // row_bytes // 16 * 16))
+        return min(128, -(-_BLOCK_BYTES // (16 * row_bytes)) * 16)
 
     def copies(self, lot: int) -> int:
         """How often each piece of the query lies in a row: once for each row of a key that is read abreast."""

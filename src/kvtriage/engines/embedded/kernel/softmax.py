@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -39,11 +38,12 @@ def _write_largest(context: Any, builder: Any, signature: Any, args: Any) -> Any
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def raise_tops(_typing: Any, found: Any, tops: Any, shrinks: Any, at: Any, heads: Any) -> Any:
-    """Largest scores so far, [heads], with those just found; whether any has risen.
+    """Largest scores so far, [heads], with those just found.
 
-    shrinks [heads] become 2^(old − new), by which what was weighed before is too large.
+    shrinks [heads] become 2^(old − new), by which what was weighed before is too large. Whether any score has risen
+    is not asked: what is shrunk is loaded anyway, and a branch that goes either way costs more than a product.
     """
-    return types.boolean(found, tops, shrinks, at, heads), _write_raise
+    return types.void(found, tops, shrinks, at, heads), _write_raise
 
 
 def _write_raise(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -55,28 +55,28 @@ def _write_raise(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     shrink = write.power_of_two(builder.fsub(old, top))
     write.store(top, tops, at)
     write.store(builder.select(risen, shrink, write.constant(1.0, heads)), shrinks, at)
-    bits = ir.IntType(heads)
-    return builder.icmp_unsigned("!=", builder.bitcast(risen, bits), bits(0))
+    return context.get_dummy_value()
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def scores_to_weights(
-    _typing: Any, scores: Any, at: Any, block: Any, heads: Any, tops: Any, tops_at: Any, exponent: Any, totals: Any,
-    totals_at: Any,
+    _typing: Any, scores: Any, at: Any, block: Any, heads: Any, tops: Any, shrinks: Any, tops_at: Any, exponent: Any,
+    totals: Any, totals_at: Any,
 ) -> Any:  # fmt: skip
-    """2^(exponent + score − top) in place of each score [heads, block]; totals [heads, lanes] take them on."""
-    given = (scores, at, block, heads, tops, tops_at, exponent, totals, totals_at)
+    """2^(exponent + score − top) in place of each score [heads, block]; totals [heads, lanes] shrink and add them."""
+    given = (scores, at, block, heads, tops, shrinks, tops_at, exponent, totals, totals_at)
     return types.void(*given), _write_weights
 
 
 def _write_weights(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     write = Writer(context, builder, signature, args)
-    scores, at, block, heads, tops, tops_at, exponent, totals, totals_at = write.args
+    scores, at, block, heads, tops, shrinks, tops_at, exponent, totals, totals_at = write.args
     lanes = write.machine.lanes
     for h in range(heads):
         top = write.splat(write.scalar(tops, write.plus(tops_at, h)), lanes)
         total_at = write.plus(totals_at, h * lanes)
-        total = write.load(totals, total_at, lanes)
+        shrink = write.splat(write.scalar(shrinks, write.plus(tops_at, h)), lanes)
+        total = builder.fmul(write.load(totals, total_at, lanes), shrink)
         for t in range(0, block, lanes):
             place = write.plus(at, h * block + t)
             weight = write.power_of_two(builder.fsub(write.load(scores, place, lanes), top), exponent)

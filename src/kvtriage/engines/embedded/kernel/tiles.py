@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from kvtriage.engines.embedded.kernel.instructions import Writer
 from kvtriage.engines.embedded.kernel.machine import PIECE_LANES
+from kvtriage.engines.embedded.kernel.vectors import WORD_ORDER
 
 __all__ = ["add_values", "score_tokens", "widen"]
 
@@ -101,11 +102,10 @@ def _scores_of_pieces(
     sums = [[write.constant(0.0, write.machine.lanes)] * count for _ in range(heads)]
     for at in range(0, dim, 4 * PIECE_LANES * abreast):
         places = [[write.plus(rows[i * count + register], at) for i in range(abreast)] for register in range(count)]
-        pieces = [write.pieces_abreast(key, some) for some in places]
-        for piece, byte in itertools.product(range(abreast), range(4)):
-            for row in later[4 * piece + byte :: 4 * abreast]:
+        for piece, (turn, byte) in itertools.product(range(abreast), enumerate(WORD_ORDER)):
+            for row in later[4 * piece + turn :: 4 * abreast]:
                 write.fetch(ahead, row, at, 4 * PIECE_LANES * abreast)
-            parts = [write.from_words(words[piece], byte) for words in pieces]
+            parts = [write.from_words(write.pieces_abreast(key, some, piece), byte) for some in places]
             for h in range(heads):
                 place = h * dim + at + (4 * piece + byte) * PIECE_LANES
                 q = write.load(query, write.plus(query_at, place * abreast), write.machine.lanes)
@@ -127,27 +127,29 @@ def _scores_in_order(write: Writer, found: list[Any], first: int, count: int) ->
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def add_values(
     _typing: Any, weights: Any, weights_at: Any, value: Any, value_at: Any, count: Any, output: Any, output_at: Any,
-    block: Any, heads: Any, dim: Any, fmt: Any, lot: Any,
-    ahead: Any, ahead_at: Any,
+    shrinks: Any, shrinks_at: Any, block: Any, heads: Any, dim: Any, fmt: Any, lot: Any, ahead: Any, ahead_at: Any,
 ) -> Any:  # fmt: skip
-    """output[h] += weights[h, t] · value[t], over `count` tokens t and `heads` rows.
+    """output[h] = shrinks[h] · output[h] + Σ weights[h, t] · value[t], over `count` tokens t, of `heads` rows.
 
     Meanwhile as many rows of `ahead` are fetched.
     """
-    given = (weights, weights_at, value, value_at, count, output, output_at, block, heads, dim, fmt, lot, ahead,
-             ahead_at)  # fmt: skip
+    given = (weights, weights_at, value, value_at, count, output, output_at, shrinks, shrinks_at, block, heads, dim,
+             fmt, lot, ahead, ahead_at)  # fmt: skip
     return types.void(*given), _write_values
 
 
 def _write_values(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     write = Writer(context, builder, signature, args)
-    (weights, weights_at, value, value_at, count, output, output_at, block, heads, dim, fmt, lot, ahead,
-     ahead_at) = write.args  # fmt: skip
+    (weights, weights_at, value, value_at, count, output, output_at, shrinks, shrinks_at, block, heads, dim, fmt, lot,
+     ahead, ahead_at) = write.args  # fmt: skip
     lanes = write.lanes(dim)
+    shrink = [write.splat(write.scalar(shrinks, write.plus(shrinks_at, h)), lanes) for h in range(heads)]
     for steps in _sweeps(write.steps(dim, heads, lot), write.machine.sums // heads * lanes):
         columns = range(steps[0][0], sum(steps[-1]), lanes)
         places = [(h, write.plus(output_at, h * dim + column)) for h in range(heads) for column in columns]
-        sums = [cgutils.alloca_once_value(builder, write.load(output, place, lanes)) for _, place in places]
+        before = [write.load(output, place, lanes) for _, place in places]
+        shrunk = [write.builder.fmul(kept, shrink[h]) for (h, _), kept in zip(places, before, strict=True)]
+        sums = [cgutils.alloca_once_value(builder, kept) for kept in shrunk]
         with cgutils.for_range(builder, write.plus(count, 0)) as loop:
             offset = builder.mul(loop.index, _I64(dim))
             row = builder.add(write.plus(value_at, 0), offset)

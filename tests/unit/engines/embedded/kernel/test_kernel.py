@@ -94,16 +94,18 @@ def test_every_group(kernel: DecodeKernel, group: int) -> None:
     check(kernel, key, value, [(0, 70), (0, 33)], group)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 5, BLOCK - 1, BLOCK, BLOCK + 1, 1023, 1024, 1025, 2 * 1024 + BLOCK + 1])
+@pytest.mark.parametrize(
+    "length", [1, 2, 3, 5, 95, 96, 97, BLOCK - 1, BLOCK, BLOCK + 1, 1023, 1024, 1025, 2 * 1024 + BLOCK + 1]
+)
 def test_every_length(kernel: DecodeKernel, length: int) -> None:
     key, value = (drawn(1, 1, length, 64, seed=seed).to(E4M3) for seed in (1, 2))
     check(kernel, key, value, [(0, length)], 4)
 
 
 @pytest.mark.parametrize(("dim", "dtype"), [(128, E4M3), (256, E4M3), (96, BF16), (256, BF16)], ids=str)
-@pytest.mark.parametrize("length", [15, 31, 32, 33, 63, 64, 65, 128, 1024 + 32, 1024 + 65])
+@pytest.mark.parametrize("length", [15, 31, 32, 33, 47, 48, 49, 64, 65, 128, 1024 + 32, 1024 + 49])
 def test_lengths_of_longer_rows(kernel: DecodeKernel, length: int, dim: int, dtype: torch.dtype) -> None:
-    """Of 128 to 512 bytes, whose blocks are of 64 or 32 tokens, or are added right after they are scored."""
+    """Of 128 to 512 bytes, whose blocks are of 48 or 32 tokens, or are added right after they are scored."""
     key, value = (drawn(1, 1, length + 3, dim, seed=seed).to(dtype) for seed in (1, 2))
     check(kernel, key, value, [(2, 2 + length)], 3)
 
@@ -260,3 +262,8 @@ def test_the_machine_is_told_by_its_features(
     assert machine.key_widening("bfloat16", 64) == Widening(0, 0)
     assert machine.widening("float8_e4m3fn", 80) == Widening(8, 0)
     assert machine.widening("bfloat16", 128) == Widening(0, 0)
+
+
+@pytest.mark.parametrize(("row_bytes", "tokens"), [(1, 128), (64, 96), (96, 64), (128, 48), (256, 32), (1024, 16)])
+def test_a_block_is_whole_vectors_of_tokens(row_bytes: int, tokens: int) -> None:
+    assert Machine.of("znver5", "+avx2,+avx512f").block(row_bytes) == tokens
