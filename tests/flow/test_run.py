@@ -174,6 +174,18 @@ class TestRun:
         for scales, name in (("per head", "checkpoint"), ("per tensor", "checkpoint-per-tensor")):
             assert f"checkpoint for vLLM, scales {scales}: {case / name}\n" in seen.err
 
+    def test_scales_are_not_passed_off_as_those_of_another_arithmetic(
+        self, args: list[str], tmp_path: Path, fake: Fake, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        main([*args, "--until", "calibrate"], wiring=fake())
+        capsys.readouterr()
+        calibrate = ["calibrate", str(tmp_path / "case")]
+        assert main(calibrate, wiring=fake(after=0)) == 0
+        assert main([*calibrate, "--compute-dtype", "bfloat16"], wiring=fake(after=0)) == 2
+        error, hint = capsys.readouterr().err.splitlines()[-2:]
+        assert error == "error: scales.json was made in float64, and no verb edits an earlier record"
+        assert hint == "hint: start a new case folder, or leave --compute-dtype away"
+
     @pytest.mark.parametrize("verb", ["calibrate", "diagnose", "search"])
     def test_until_a_verb_prints_what_it_prints_alone(
         self, verb: str, args: list[str], tmp_path: Path, fake: Fake, capsys: pytest.CaptureFixture[str]

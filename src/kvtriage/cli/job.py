@@ -58,6 +58,10 @@ class Job:
     def parallel_arms(self) -> bool:
         return self._machine.servers is not None and self._machine.servers.parallel_arms
 
+    @property
+    def compute_dtype(self) -> str:
+        return self._machine.compute_dtype
+
     def engine(self) -> Engine:
         if self._engine is None:
             with stage("engine"):
@@ -83,6 +87,11 @@ def run_calibrate(job: Job) -> ScaleRecord:
         case.save(record)
         for warning in record.warnings:
             say(f"warning: {warning}")
+    elif job.compute_dtype not in ("float32", record.compute_dtype):
+        raise CaseError(
+            f"scales.json was made in {record.compute_dtype}, and no verb edits an earlier record",
+            hint="start a new case folder, or leave --compute-dtype away",
+        )
     else:
         say_there("calibrate", "scales.json")
     _write_overlays(case, subject.model, record)

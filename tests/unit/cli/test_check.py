@@ -15,6 +15,7 @@ import pytest
 from kvtriage.checkpoints.model_folder import load_model_folder
 from kvtriage.checkpoints.overlay import write_overlay
 from kvtriage.cli.case_folder.opening import open_case
+from kvtriage.cli.check import command
 from kvtriage.cli.main import main
 from kvtriage.fp8.scales import LayerScales, ScaleSet
 from kvtriage.kvcache.policy import Scaling
@@ -53,6 +54,13 @@ def test_a_whole_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "auto becomes fp8 by itself: quantization_config of compressed-tensors" in out
     assert "k, v and q: as stored (3 layers)" in out
     assert out.endswith("whole: fine\n")
+
+
+def test_a_demo_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_checkpoint(tmp_path / "whole", of_layers(), PER_TENSOR)
+    monkeypatch.setattr(command, "resolve_model", lambda source, _report: {"demo:small": folder}[source])
+    assert main(["check", "demo:small"]) == 0
+    assert capsys.readouterr().out.endswith("whole: fine\n")
 
 
 def test_a_suspect_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,8 @@ from kvtriage.cli.check.answer import Checked, check_checkpoint
 from kvtriage.cli.check.as_text import render_answer
 from kvtriage.cli.check.live import check_live_scales
 from kvtriage.cli.options import Servers
+from kvtriage.cli.sources import resolve_model
+from kvtriage.cli.terminal import open_progress
 from kvtriage.cli.waits import WAIT
 from kvtriage.errors import CaseError, ModelError
 from kvtriage.kvcache.policy import Scaling
@@ -77,6 +79,9 @@ def check_command(
         raise click.UsageError(
             "--url names a server that runs: --vllm-command, --engine-arg and --server-env start one"
         )
+    if str(path).startswith("demo:"):
+        with open_progress() as report:
+            path = resolve_model(str(path), report)
     checked = [*_checked(path)]
     if url is not None and len(checked) > 1:
         raise click.UsageError(f"--url is one server's, and {path} holds {len(checked)} checkpoints: name one of them")

@@ -39,4 +39,4 @@ def _read(path: Path) -> Config:
 
 
 def _report(what: str, done: int, total: int) -> None:
-    say(f"{what} {done}/{total}")
+    say(f"{what}: {done} of {total}")
