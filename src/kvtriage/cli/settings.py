@@ -13,7 +13,7 @@ from kvtriage.records.rule import Rule
 from kvtriage.records.study import Study
 from kvtriage.records.study_file import read_study
 from kvtriage.records.study_limits import validate_study
-from kvtriage.units import parse_bytes
+from kvtriage.units import MIB, parse_bytes
 
 __all__ = ["QUICK", "Override", "load_study", "parse_buckets", "parse_memory"]
 
@@ -50,9 +50,12 @@ def parse_memory(ctx: click.Context, param: click.Parameter, value: str | None) 
     if value is None:
         return None
     try:
-        return parse_bytes(value)
+        found = parse_bytes(value)
     except ValueError:
         raise click.BadParameter(f"{value!r} is not an amount of memory such as 16GiB", ctx, param) from None
+    if found < MIB:
+        raise click.BadParameter(f"{value} is {found:,} bytes: name a unit, as in 16GiB", ctx, param)
+    return found
 
 
 def load_study(file: Path | None, overrides: dict[str, Override], *, quick: bool, rule: str | None = None) -> Study:

@@ -130,6 +130,7 @@ def test_bf16_needs_a_bound_that_is_known(tmp_path: Path, monkeypatch: pytest.Mo
         (["--memory-bound", "4GiB", "--engine", "vllm"], "--memory-bound is for the embedded engine"),
         (["--compute-dtype", "bfloat16", "--engine", "vllm"], "--compute-dtype is for the embedded engine"),
         (["--memory-bound", "much"], "'much' is not an amount of memory"),
+        (["--memory-bound", "600"], "600 is 600 bytes: name a unit, as in 16GiB"),
     ],
 )
 def test_a_bound_that_means_nothing_is_refused(

@@ -230,7 +230,7 @@ CAUTIONS: tuple[Caution, ...] = (
         "sliding layers of small windows have little to win from FP8 in what they hold, and may be the slower for it; "
         "in the engine's line they weigh more, for it reserves them room for the tokens in flight as well",
         "vllm#33695, v1/kv_cache_interface.py:859-885",
-        "compare the speed with --kv-cache-dtype-skip-layers sliding_window, and the lines",
+        "try --kv-cache-dtype-skip-layers sliding_window, and compare its speed and its line with these",
     ),
     Caution(
         Severity.WARNED,

@@ -186,7 +186,7 @@ def test_a_demo_model_is_prepared(gpt_oss: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "kvtriage.engines.embedded.demo", _module(prepare_demo_model=prepare))
     result = invoke("demo:some", "--json")
     assert json.loads(result.stdout)["model"]["model_type"] == "gpt_oss"
-    assert result.stderr == "demo:some 1/2\n"
+    assert result.stderr == "demo:some: 1 of 2\n"
 
 
 def test_a_demo_model_without_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
