@@ -35,6 +35,7 @@ def render_text(view: CaseView, width: int) -> str:
     """Lines of at most `width` columns, 40 or more; the command may be longer, for pasting. Colours are ANSI codes."""
     parts = [
         "\n".join(_verdict(view, width)),
+        "\n".join(_terms(view, width)),
         "\n".join(_prices(view, width)),
         "\n".join(_drift(view, width)),
         "\n".join(_layers(view, width)),
@@ -55,8 +56,7 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
 def _verdict(view: CaseView, width: int) -> Iterator[str]:
     for line in _wrapped(view.verdict.headline, width):
         yield click.style(line, bold=True, fg="green" if view.verdict.choice is not None else "yellow")
-    brief = tell_in_brief(view)
-    for told in brief:
+    for told in tell_in_brief(view):
         if width >= _ROOMY:
             first, *rest = _wrapped(told.sentence.text, width, " " * _LEAD)
             yield click.style(f"{told.lead:<{_LEAD}}", dim=True) + first[_LEAD:]
@@ -64,7 +64,11 @@ def _verdict(view: CaseView, width: int) -> Iterator[str]:
         else:
             yield click.style(told.lead, dim=True)
             yield from _wrapped(told.sentence.text, width, "  ")
-    for meaning in explain_terms(told.sentence.text for told in brief):
+
+
+def _terms(view: CaseView, width: int) -> Iterator[str]:
+    """What the words of the sentences above mean."""
+    for meaning in explain_terms(told.sentence.text for told in tell_in_brief(view)):
         yield from (click.style(line, dim=True) for line in _wrapped(meaning, width))
 
 

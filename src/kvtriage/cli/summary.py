@@ -110,6 +110,8 @@ def render_sensitivities(record: Sensitivities) -> str:
         lines.append(
             f"{layer:>5} {mark}{fmean(row.kl):>14.2g} {''.join(map(_worst_db, sides))}  {_causes(sides)}".rstrip()
         )
+    if quality:
+        lines.append("(dB: signal over the noise of rounding, in the worst head; a healthy one has about 31)")
     if any(not row.exact for row in damage.values()):
         lines.append("(~ estimated)")
     lines += ["", *record.findings, f"Suspects: {record.explanation}."]
@@ -117,7 +119,8 @@ def render_sensitivities(record: Sensitivities) -> str:
         share = record.cost.evaluated / record.cost.naive
         probes = record.cost.exact + record.cost.screened
         lines.append(
-            f"{probes} probes for {100 * share:.0f} % of the price of as many passes; {record.cost.exact} measured."
+            f"Of {probes} probes {record.cost.exact} were measured and the others estimated, "
+            f"for {100 * share:.0f} % of the price of measuring all."
         )
     return "\n".join(lines)
 

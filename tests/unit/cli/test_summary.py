@@ -62,7 +62,8 @@ def test_the_worst_layers_come_first_and_estimates_are_marked() -> None:
     assert any(line.startswith("    4  ") for line in lines)
     assert "(~ estimated)" in lines
     assert found.findings[0] in lines
-    assert lines[-1].endswith("measured.")
+    assert lines[-1].endswith("of the price of measuring all.")
+    assert any(line.startswith("(dB: signal over the noise") for line in lines)
 
 
 def test_the_worst_head_of_each_scaling_is_shown() -> None:
