@@ -11,12 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from kvtriage.engines.base import (
-    Generation,
-    ScoreRequest,
-    ScoreResponse,
-    Session,
-)
+from kvtriage.engines.base import Generation, ScoreRequest, ScoreResponse, Session
 from kvtriage.engines.fake import FakeEngine
 from kvtriage.engines.info import Applied
 from kvtriage.engines.remembering import Remembering
