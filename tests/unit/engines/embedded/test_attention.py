@@ -131,11 +131,11 @@ def test_onednn_is_given_no_rows_with_gaps_between_them(monkeypatch: pytest.Monk
     assert all(weight.is_contiguous() or weight.T.is_contiguous() for weight in seen)
 
 
-class Largest(TorchDispatchMode):
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Elements of the largest tensor that any operation gives."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
