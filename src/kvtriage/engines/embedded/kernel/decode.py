@@ -94,8 +94,8 @@ def compile_attend(shape: Shape) -> Attend:
 
     A score is k_scale · scaling · query · key, and a weight is 2^score. softcap 0 is none, `spans` are the positions
     [from, to) that are seen. `taken` counts the items that threads have begun with: all of them give the same array,
-    and a thread that comes late finds less to do. Elements of an output row lie as they come out of the registers, which `join` puts right
-    once for all splits.
+    and one that comes late finds less to do. Elements of an output row lie as they come out of the registers, which
+    `join` puts right once for all splits.
     Compiled once for a machine and kept on disk by numba.
     """
     group, dim, dim_v = shape.group, shape.dim, shape.dim_v

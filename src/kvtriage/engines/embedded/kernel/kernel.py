@@ -93,7 +93,8 @@ class DecodeKernel:
         splits = -(-max(seen) // self._decode.SPLIT)
         tops = np.empty((batch, kv_heads, splits, group), np.float32)
         totals, outputs = np.empty(tops.shape, np.float32), np.empty((*tops.shape, dim_v), np.float32)
-        work = (
+        work = functools.partial(
+            attend.run,
             call.query.reshape(batch, kv_heads, group, dim).contiguous().numpy(),
             k_scale,
             call.scaling * _LOG2_E,
@@ -108,8 +109,8 @@ class DecodeKernel:
         )
         read = sum(seen) * kv_heads * (dim + dim_v) * key.element_size()
         count = max(1, min(self._threads, tops.size // group, read // _BYTES_PER_THREAD))
-        others = [] if self._pool is None else [self._pool.submit(attend.run, *work) for _ in range(1, count)]
-        attend.run(*work)
+        others = [] if self._pool is None else [self._pool.submit(work) for _ in range(1, count)]
+        work()
         for other in others:
             if not other.cancel():  # one that has not begun yet finds nothing left to do
                 other.result()
