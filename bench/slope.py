@@ -6,9 +6,9 @@ A real model through the embedded engine. Each arm (BF16; FP8; FP8 with the slid
 any) holds a cache of every length, filled with noise, and decodes one token at a time. A turn is one step of each arm
 at each length, so that what slows the machine down for a while slows all of them. ITL = slope · length + intercept is
 fitted to the medians over the turns. What FP8 gains comes from the difference to BF16's step of the same turn, which
-most of the noise falls out of: from a line through the medians of the differences. Its slope, set against BF16's own, is
-the ratio of the slopes; where it is zero, FP8 breaks even. Turns are drawn anew two thousand times: in brackets stand
-the quartiles of the ratio so found, and 95 % of the break-evens.
+most of the noise falls out of: from a line through the medians of the differences. Its slope and BF16's own give the
+ratio of the slopes; where it is zero, FP8 breaks even. Turns are drawn anew two thousand times: in brackets stand the
+quartiles of the ratio so found, and 95 % of the break-evens.
 
 Prefill is one reading of a text, the arms in turns, by the same clock. Store is what quantising and storing K and V
 of one token costs over all layers, as a share of the step.
@@ -191,8 +191,8 @@ def report(found: list[Steps]) -> None:
 
 
 def rows(model: str, found: list[Steps]) -> list[dict[str, object]]:
-    """Lines of bench/table.py: of every FP8 arm against BF16, its slope and from which length on it is faster, draw by draw
-    (the latter in units of BREAK_EVEN, at the most the longest length), and its prefill, turn by turn."""
+    """Lines of bench/table.py, of every FP8 arm against BF16: its slope and from which length on it is faster, draw by
+    draw (the latter in units of BREAK_EVEN, at the most the longest length), and its prefill, turn by turn."""
     name, (baseline, *others) = model.removeprefix("demo:"), found
     lines: list[dict[str, object]] = []
     for arm in others:
