@@ -235,28 +235,27 @@ def measure(case: Case, tokens: int, kernel: DecodeKernel, threads: int, seconds
 
 
 def rows(found: Sequence[Measured]) -> list[dict[str, object]]:
-    """Lines of bench/table.py, at the longest context of each shape."""
+    """Lines of bench/table.py."""
     lines: list[dict[str, object]] = []
     for one in found:
-        if one.tokens == max(LENGTHS):
-            name, rounds = f"{one.case.model}, {one.tokens:,} tokens", len(one.torch)
-            ceiling = 0.65 if one.case.group <= 4 else 0.95
-            fp8, bf16, read = np.array(one.fp8), np.array(one.bf16), np.array(one.read)
-            lines += [
-                {"what": f"{name}, FP8 / BF16", "ratios": (fp8 / bf16).tolist(), "target": f"at most {ceiling}"},
-                {
-                    "what": f"{name}, BF16 / torch",
-                    "ratios": (bf16[:rounds] / np.array(one.torch)).tolist(),
-                    "target": "at most 1",
-                },
-                {
-                    "what": f"{name}, bandwidth, FP8 / read",
-                    "ratios": (read / 2 / fp8).tolist(),
-                    "target": "at least 0.5",
-                },
-                _against_vllm(name, "BF16", one.bf16, one.vllm_bf16),
-                _against_vllm(name, "FP8", one.fp8, one.vllm_fp8),
-            ]
+        name = f"{one.case.model}, {one.tokens:,} tokens, {format_count(one.threads, 'thread')}"
+        ceiling = 0.65 if one.case.group <= 4 else 0.95
+        fp8, bf16, read = np.array(one.fp8), np.array(one.bf16), np.array(one.read)
+        lines += [
+            {"what": f"{name}, FP8 / BF16", "ratios": (fp8 / bf16).tolist(), "target": f"at most {ceiling}"},
+            {
+                "what": f"{name}, BF16 / torch",
+                "ratios": (bf16[: len(one.torch)] / np.array(one.torch)).tolist(),
+                "target": "at most 1",
+            },
+            {
+                "what": f"{name}, bandwidth, FP8 / read",
+                "ratios": (read / 2 / fp8).tolist(),
+                "target": "at least 0.5",
+            },
+            _against_vllm(name, "BF16", one.bf16, one.vllm_bf16),
+            _against_vllm(name, "FP8", one.fp8, one.vllm_fp8),
+        ]
     return lines
 
 

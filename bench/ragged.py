@@ -73,7 +73,7 @@ def batches(sequences: int, mean: int, longest: int) -> dict[str, npt.NDArray[np
     """Tokens of each sequence, in rising order."""
     ragged = np.linspace(2 * mean - longest, longest, sequences) if sequences > 1 else np.array([mean])
     return {
-        "ragged": ragged.astype(np.int64),
+        "ragged": np.rint(ragged).astype(np.int64),
         "equal": np.full(sequences, mean),
         "padded": np.full(sequences, longest),
     }
@@ -159,6 +159,12 @@ def rows(found: Sequence[Ragged]) -> list[dict[str, object]]:
     ]
 
 
+def entries(found: Sequence[Ragged]) -> list[dict[str, object]]:
+    """What --json writes: those lines, and the rounds of each batch."""
+    own: list[dict[str, object]] = [{"batch": asdict(one)} for one in found]
+    return rows(found) + own
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo:smollm2-135m", help="a model folder, or one of the demo models")
@@ -185,7 +191,7 @@ def main() -> None:
             found.append(model(sequences, engine, options.threads))
             print(found[-1].line(), flush=True)
     if options.json:
-        options.json.write_text(json.dumps([*rows(found), *map(asdict, found)], indent=1) + "\n")
+        options.json.write_text(json.dumps(entries(found), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,11 +5,10 @@
 A real model through the embedded engine. Each arm (BF16; FP8; FP8 with the sliding layers in BF16, where the model has
 any) holds a cache of every length, filled with noise, and decodes one token at a time. A turn is one step of each arm
 at each length, so that what slows the machine down for a while slows all of them. ITL = slope · length + intercept is
-fitted to the medians over the turns. The ratio of two slopes is taken turn by turn; printed is its median and, in
-brackets, its quartiles.
-
-The break-even comes from the difference to BF16's step of the same turn, which most of the noise falls out of: a line
-through the medians of the differences, and where it is zero. Its interval is that of turns drawn anew, 95 %.
+fitted to the medians over the turns. What FP8 gains comes from the difference to BF16's step of the same turn, which
+most of the noise falls out of: from a line through the medians of the differences. Its slope and BF16's own give the
+ratio of the slopes; where it is zero, FP8 breaks even. Turns are drawn anew two thousand times: in brackets stand the
+quartiles of the ratio so found, and 95 % of the break-evens.
 
 Prefill is one reading of a text, the arms in turns, by the same clock. Store is what quantising and storing K and V
 of one token costs over all layers, as a share of the step.
@@ -65,21 +64,29 @@ class Steps:
     def line(self) -> Line:
         return fit_itl(self.lengths, [float(np.median(row)) for row in self.step_s])
 
-    def slopes(self) -> npt.NDArray[np.float64]:
-        """The slope of each turn: [steps]."""
-        found: npt.NDArray[np.float64] = np.polyfit(np.array(self.lengths, np.float64), np.array(self.step_s), 1)[0]
-        return found
+    def drawn(self, less: Steps | None = None) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Slope and intercept of the line through the medians, of all turns and then of turns drawn anew: [1 + DRAWS].
+
+        With `less`, of the differences to its steps of the same turn. The same draws for every arm.
+        """
+        turns = (np.array(self.step_s) - (0.0 if less is None else np.array(less.step_s))).T
+        draws = np.random.default_rng(1).integers(0, len(turns), (DRAWS, len(turns)))
+        medians = np.median(turns[np.vstack([np.arange(len(turns)), draws])], axis=1)
+        slopes, intercepts = np.polyfit(np.array(self.lengths, np.float64), medians.T, 1)
+        return slopes, intercepts
+
+
+def slope_ratios(own: Steps, baseline: Steps) -> npt.NDArray[np.float64]:
+    """Of all turns, then of turns drawn anew: [1 + DRAWS]."""
+    return 1 + own.drawn(baseline)[0] / baseline.drawn()[0]
 
 
 def crossings(own: Steps, baseline: Steps) -> npt.NDArray[np.float64]:
-    """Cached tokens from which `own` is faster: from the turns as they were, then from turns drawn anew, [1 + DRAWS].
+    """Cached tokens from which `own` is faster: from all turns, then from turns drawn anew, [1 + DRAWS].
 
     0 where it is faster at any length, infinity where its steps do not gain on the baseline's.
     """
-    gaps = (np.array(own.step_s) - np.array(baseline.step_s)).T
-    drawn = np.random.default_rng(1).integers(0, len(gaps), (DRAWS, len(gaps)))
-    medians = np.median(gaps[np.vstack([np.arange(len(gaps)), drawn])], axis=1)
-    slopes, intercepts = np.polyfit(np.array(own.lengths, np.float64), medians.T, 1)
+    slopes, intercepts = own.drawn(baseline)
     with np.errstate(divide="ignore"):
         found: npt.NDArray[np.float64] = np.where(slopes < 0, np.maximum(0.0, intercepts / -slopes), np.inf)
     return found
@@ -178,18 +185,18 @@ def report(found: list[Steps]) -> None:
         if arm is not baseline:
             found_at, *drawn = crossings(arm, baseline)
             low, high = np.quantile(drawn, (0.025, 0.975), method="nearest")
-            print(f"  slope against BF16 {spread(arm.slopes() / baseline.slopes())}")
+            print(f"  slope against BF16 {spread(slope_ratios(arm, baseline))}")
             print(f"  faster from {found_at:,.0f} cached tokens on ({low:,.0f} to {high:,.0f})")
             print(f"  prefill of {PREFILL_TOKENS} {spread(np.array(arm.ttft_s) / np.array(baseline.ttft_s))}")
 
 
 def rows(model: str, found: list[Steps]) -> list[dict[str, object]]:
-    """Lines of bench/table.py: slope and prefill of every FP8 arm against BF16's, turn by turn, and from which length
-    on it is faster, in units of BREAK_EVEN, draw by draw; at the most the longest length."""
+    """Lines of bench/table.py, of every FP8 arm against BF16: its slope and from which length on it is faster, draw by
+    draw (the latter in units of BREAK_EVEN, at the most the longest length), and its prefill, turn by turn."""
     name, (baseline, *others) = model.removeprefix("demo:"), found
     lines: list[dict[str, object]] = []
     for arm in others:
-        slopes, prefills = arm.slopes() / baseline.slopes(), np.array(arm.ttft_s) / np.array(baseline.ttft_s)
+        slopes, prefills = slope_ratios(arm, baseline), np.array(arm.ttft_s) / np.array(baseline.ttft_s)
         what = f"{arm.arm} / {baseline.arm}"
         even = np.minimum(crossings(arm, baseline), arm.lengths[-1]) / BREAK_EVEN
         lines += [

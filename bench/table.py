@@ -95,7 +95,8 @@ class Done:
 _LONG = ("256", "4096", "8192", "16384", "32768")
 
 PARTS = (
-    Part("attention.py", ("--seconds", "0.5"), 240),
+    Part("attention.py", ("--seconds", "0.5"), 120),
+    Part("attention.py", ("--seconds", "0.5", "--threads", "2"), 120),
     Part("ragged.py", (), 60),
     Part("slope.py", ("--steps", "15"), 150),
     Part("slope.py", ("--steps", "25", "--model", "demo:gemma3-270m", "--lengths", *_LONG), 270),

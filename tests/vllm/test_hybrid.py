@@ -8,12 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from kvtriage.engines.base import (
-    Arm,
-    Engine,
-    ScoreRequest,
-    ScoreResponse,
-)
+from kvtriage.engines.base import Arm, Engine, ScoreRequest, ScoreResponse
 from kvtriage.engines.embedded.tokenizer import load_tokenizer
 from kvtriage.engines.info import Scoring
 from kvtriage.engines.vllm.attach import AttachedFleet

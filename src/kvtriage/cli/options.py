@@ -87,7 +87,7 @@ def memory_bound_option(command: _Command) -> _Command:
 
 
 def mixed_backends_option(command: _Command) -> _Command:
-    """--mixed-backends, for the commands that set arms side by side; above it `machine_options`."""
+    """--mixed-backends, for the commands that set arms side by side. Stands below `machine_options`, which takes it."""
     return click.option(
         "--mixed-backends",
         is_flag=True,
@@ -96,7 +96,7 @@ def mixed_backends_option(command: _Command) -> _Command:
 
 
 def parallel_arms_option(command: _Command) -> _Command:
-    """--parallel-arms, for the commands that measure every arm; above it `machine_options`."""
+    """--parallel-arms, for the commands that measure every arm. Stands below `machine_options`, which takes it."""
     return click.option(
         "--parallel-arms",
         is_flag=True,

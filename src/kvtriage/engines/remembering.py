@@ -149,7 +149,8 @@ class Remembering:
                 raise CaseError(
                     f"answers.jsonl holds {len(ids)} tokens that arm {self._arm!r} wrote where {new_tokens} were "
                     "asked, or what are no tokens",
-                    hint=f'it was edited by hand: remove the line that says "asked":"{key}", and that is asked again',
+                    hint="it was edited by hand: remove the line of what was written with "
+                    f'"arm":"{self._arm}","asked":"{key}", and that is asked again',
                 )
 
     def _on(self, engine: Engine) -> AbstractContextManager[Session]:

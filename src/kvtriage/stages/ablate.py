@@ -13,12 +13,7 @@ from functools import partial
 import msgspec
 
 from kvtriage import __version__
-from kvtriage.engines.base import (
-    Arm,
-    Engine,
-    Session,
-    TakesLoad,
-)
+from kvtriage.engines.base import Arm, Engine, Session, TakesLoad
 from kvtriage.engines.beginnings import count_read, cut_where_alike
 from kvtriage.engines.info import EngineInfo
 from kvtriage.errors import StudyError

@@ -7,13 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kvtriage.engines.base import (
-    Arm,
-    Engine,
-    ScoreResponse,
-    Session,
-    TakesLoad,
-)
+from kvtriage.engines.base import Arm, Engine, ScoreResponse, Session, TakesLoad
 from kvtriage.engines.info import Applied
 from kvtriage.errors import EngineError, StudyError
 from kvtriage.kvcache.policy import CachePolicy

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench import table
-from bench.slope import Steps, crossings
+from bench.slope import Steps, crossings, slope_ratios
 from bench.table import Done, OtherMachine, Part, Row, draw, keeps, machine_facts, read_earlier, read_rows, run_part
 
 MACHINE = {"processor": "one", "cores": "2"}
@@ -96,7 +96,7 @@ def test_a_missed_target_and_a_failed_bench_are_told() -> None:
     assert "at least 1.8: MISSED" in found
 
 
-def test_the_break_even_is_where_the_differences_of_turns_are_zero() -> None:
+def test_slope_and_break_even_come_from_the_differences_of_turns() -> None:
     """The noise of a turn is that of both arms, and falls out of the difference."""
     noise, lengths = (5.0, -3.0, 9.0, 0.0), (100, 200, 400)
     bf16, fp8 = (
@@ -105,6 +105,7 @@ def test_the_break_even_is_where_the_differences_of_turns_are_zero() -> None:
     )
     assert crossings(fp8, bf16) == pytest.approx(150.0)
     assert (crossings(bf16, fp8) == np.inf).all()
+    assert slope_ratios(fp8, bf16) == pytest.approx(0.5)
 
 
 def test_targets_are_ceilings_or_floors() -> None:

@@ -12,12 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvtriage.engines.base import (
-    Arm,
-    Generation,
-    ScoreRequest,
-    ScoreResponse,
-)
+from kvtriage.engines.base import Arm, Generation, ScoreRequest, ScoreResponse
 from kvtriage.engines.fake import FakeEngine
 from kvtriage.engines.info import Applied, Pool, Readback
 from kvtriage.errors import CaseError, EngineError, PolicyNotApplied, StudyError

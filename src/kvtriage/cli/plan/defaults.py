@@ -26,7 +26,10 @@ def fill_in(
     flags: EngineFlags,
     declared: DeclaredCache,
 ) -> tuple[EngineArgs, tuple[str, ...]]:
-    """The flags with every open value filled in, and what was filled in, with its reason."""
+    """The flags with every open value filled in, and what was filled in, with its reason.
+
+    Raises StudyError for lengths and batches that vLLM refuses.
+    """
     args = replace(EngineArgs(), **flags.typed)
     said: list[str] = []
     args = replace(args, max_model_len=_max_model_len(spec, contexts, flags, said))

@@ -156,7 +156,7 @@ def attend(
     block = _QUERY_BLOCK if onednn or explicit or window_tokens is not None else new
     # As a model goes on with it: the heads of a token side by side.
     output = query.new_empty((query.shape[0], new, query.shape[1], value.shape[3])).transpose(1, 2)
-    triangle = _triangle(min(block, new), query.device)
+    triangle = _triangle(min(_QUERY_BLOCK, new), query.device)
     for start in range(0, new, block):
         stop = min(start + block, new)
         last = span - new + stop
@@ -250,8 +250,9 @@ def _probabilities(
     fp8_heads: Tensor | None,
     round_p: RoundProbabilities | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Of scores [B, Hkv, G, n, S], which it may write over, some of the call's: with None, or weights and their sums
-    [B, Hkv, G, n, 1]. sinks [Hkv G] and fp8_heads [Hkv] are of the same heads."""
+    """Of scores [B, Hkv, G, n, S], which are written over: probabilities and None, or weights that are not normalised
+    yet and their sums [B, Hkv, G, n, 1]. Scores, sinks [Hkv G] and fp8_heads [Hkv] are of the same heads, of all that
+    the call has or of some."""
     if call.softcap is not None:
         scores = torch.tanh(scores / call.softcap) * call.softcap
     _hide(scores, call.window_tokens, triangle)

@@ -10,11 +10,12 @@ __all__ = ["import_transformers"]
 
 
 def import_transformers() -> None:
-    """The first import of transformers in a process.
+    """The first import of transformers in a process, before there are threads that import anything.
 
     Beside the language models it loads the losses of object detectors, and scipy's optimisers for them where there is a
-    scipy: a third of a second. It asks once whether there is one, and is told that there is none. Everybody else finds
-    scipy as it is.
+    scipy: a third of a second. It asks once whether there is one, as it is imported, is told that there is none, and
+    does without in this process. Whoever imports scipy later finds it as it is. Where transformers was there already,
+    nothing changes.
     """
     with _hidden("scipy"):
         from transformers.utils.import_utils import is_scipy_available

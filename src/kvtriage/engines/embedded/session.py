@@ -10,12 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvtriage.engines.base import (
-    Arm,
-    Generation,
-    ScoreRequest,
-    ScoreResponse,
-)
+from kvtriage.engines.base import Arm, Generation, ScoreRequest, ScoreResponse
 from kvtriage.engines.embedded.beginning import Beginning, Beginnings
 from kvtriage.engines.embedded.kernel.kernel import Decode, NoKernel
 from kvtriage.engines.embedded.log_probs import LogProbs, check_logits, normalise

@@ -135,7 +135,8 @@ def _explain(choice: Choice, plan: Plan, count: int) -> str:
         CANNOT_TELL: "keeps the KL margin and is not shown to break another",
     }.get(choice.status, "keeps the KL margin")
     named = name_layers(choice.found, plan.layers)
-    return f"with {named} in BF16{flags} the model {keeps}; none of {count} sets measured is shown to with fewer bytes"
+    others = f"none of {count} sets measured is shown to do so with fewer bytes"
+    return f"with {named} in BF16{flags} the model {keeps}; {others}"
 
 
 def _lacking(price: SetPrice | None, info: EngineInfo) -> str:

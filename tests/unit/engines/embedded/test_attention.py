@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvtriage.engines.embedded import attention
 from kvtriage.engines.embedded.attention import AttentionCall, attend, attention_function
@@ -127,6 +129,28 @@ def test_onednn_is_given_no_rows_with_gaps_between_them(monkeypatch: pytest.Monk
         attend(AttentionCall(0, query, key, value, 0.3, None, None, window))
     assert len(seen) == 2 * 2 * 2 * 3
     assert all(weight.is_contiguous() or weight.T.is_contiguous() for weight in seen)
+
+
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Elements of the largest tensor that any operation gives."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = func(*args, **(kwargs or {}))
+        for one in given if isinstance(given, tuple) else (given,):
+            self.elements = max(self.elements, one.numel() if isinstance(one, torch.Tensor) else 0)
+        return given
+
+
+@pytest.mark.usefixtures("products")
+def test_nothing_grows_with_the_square_of_the_length() -> None:
+    query, key, value = (torch.randn(1, 1, 2000, 8) for _ in range(3))
+    with Largest() as seen:
+        attend(AttentionCall(0, query, key, value, 0.3, None, None, None))
+    assert 2000 * 8 <= seen.elements <= 128 * 2000
 
 
 def test_a_model_that_hands_nothing_on_is_refused() -> None:

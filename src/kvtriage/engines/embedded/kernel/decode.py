@@ -2,8 +2,8 @@
 
 The positions that a sequence sees are cut into splits of SPLIT tokens. One split of one KV head is
 one item of work: it leaves the largest score, the sum of the weights and the weighted sum of the
-values, each relative to that largest score. `join` puts the splits of a head together. Which thread
-does which item changes nothing in the result.
+values, each relative to that largest score. `join` puts the splits of a head together. Threads take the next
+item as each is done with its last; who does which changes nothing in the result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from numba import types
 
 from kvtriage.engines.embedded.kernel.control import keep_subnormals, restore
-from kvtriage.engines.embedded.kernel.instructions import line_of, place_of
+from kvtriage.engines.embedded.kernel.instructions import line_of, place_of, take_next
 from kvtriage.engines.embedded.kernel.machine import LINE_BYTES, PIECE_LANES, Machine
 from kvtriage.engines.embedded.kernel.softmax import cap_scores, largest, raise_tops, scores_to_weights
 from kvtriage.engines.embedded.kernel.tiles import add_values, score_tokens, widen
@@ -89,12 +89,13 @@ def this_machine() -> tuple[Machine, str]:
 
 def compile_attend(shape: Shape) -> Attend:
     """run(query [B, Hkv, G, D], k_scale [Hkv], scaling, key [B, Hkv, slots, D], value [B, Hkv, slots, Dv],
-    spans [B, 2], softcap, first item, step, tops [B, Hkv, splits, G], totals likewise,
+    spans [B, 2], softcap, taken [1], tops [B, Hkv, splits, G], totals likewise,
     outputs [B, Hkv, splits, G, Dv]).
 
     A score is k_scale · scaling · query · key, and a weight is 2^score. softcap 0 is none, `spans` are the positions
-    [from, to) that are seen. Elements of an output row lie as they come out of the registers, which `join` puts right
-    once for all splits.
+    [from, to) that are seen. `taken` counts the items that threads have begun with: all of them give the same array,
+    and one that comes late finds less to do. Elements of an output row lie as they come out of the registers, which
+    `join` puts right once for all splits.
     Compiled once for a machine and kept on disk by numba.
     """
     group, dim, dim_v = shape.group, shape.dim, shape.dim_v
@@ -194,8 +195,8 @@ def compile_attend(shape: Shape) -> Attend:
             at, weighed = before, count
 
     def attend(
-        query: Any, k_scale: Any, scaling: Any, key: Any, value: Any, spans: Any, softcap: Any, first_item: Any,
-        step: Any, tops: Any, totals: Any, outputs: Any,
+        query: Any, k_scale: Any, scaling: Any, key: Any, value: Any, spans: Any, softcap: Any, taken: Any,
+        tops: Any, totals: Any, outputs: Any,
     ) -> Any:  # fmt: skip
         if revision < 0:  # numba's key on disk holds what is captured: code of another revision is not taken
             return
@@ -207,7 +208,8 @@ def compile_attend(shape: Shape) -> Attend:
         queries = np.empty(group * dim * copies + _LINE, np.float32)
         held = -1
         wide = np.empty((block * max(dim, dim_v) if passes > 1 else 0) + _LINE, np.float32)
-        for item in range(first_item, key.shape[0] * kv_heads * splits, step):
+        items, item = key.shape[0] * kv_heads * splits, take_next(place_of(taken))
+        while item < items:
             b, head, split = item // (kv_heads * splits), item // splits % kv_heads, item % splits
             start = spans[b, 0] + split * SPLIT
             stop = min(start + SPLIT, spans[b, 1])
@@ -232,13 +234,14 @@ def compile_attend(shape: Shape) -> Attend:
                 total[g] = totals_by_lane[g * lanes : (g + 1) * lanes].sum() * np.float32(v_undone)
                 for d in range(dim_v):
                     sums[g, d] *= np.float32(v_after)
+            item = take_next(place_of(taken))
         restore(control)
 
     floats, number = types.float32, types.int64
     signature = types.void(
         types.Array(floats, 4, "C"), types.Array(floats, 1, "C"), types.float64,
         types.Array(_ELEMENTS[key_format], 4, "C"), types.Array(_ELEMENTS[value_format], 4, "C"),
-        types.Array(number, 2, "C"), floats, number, number,
+        types.Array(number, 2, "C"), floats, types.Array(number, 1, "C"),
         types.Array(floats, 4, "C"), types.Array(floats, 4, "C"), types.Array(floats, 5, "C"),
     )  # fmt: skip
     order = np.array([_dealt.py_func(d, v_lot) for d in range(dim_v)], np.int64)

@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 from kvtriage.engines.embedded.kernel.machine import LINE_BYTES, Machine
 from kvtriage.engines.embedded.kernel.vectors import Vectors
 
-__all__ = ["Writer", "line_of", "place_of"]
+__all__ = ["Writer", "line_of", "place_of", "take_next"]
 
 _STEP = 16
 """Elements widened at once where the sums leave room: bytes of one register, on their way through 16 bits."""
@@ -71,6 +71,16 @@ def _write_line(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     place = _write_place(context, builder, signature, args)
     beyond = builder.add(builder.ptrtoint(place, _I64), _I64(LINE_BYTES - 1))
     return builder.inttoptr(builder.and_(beyond, _I64(-LINE_BYTES)), place.type)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def take_next(_typing: Any, count: Any) -> Any:
+    """What stands in `count`, which is raised by one: no two threads get the same."""
+    return types.int64(count), _write_take
+
+
+def _write_take(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+    return builder.atomic_rmw("add", args[0], _I64(1), "monotonic")
 
 
 def _argument(context: Any, builder: Any, kind: Any, value: Any) -> Any:

@@ -93,7 +93,8 @@ class DecodeKernel:
         splits = -(-max(seen) // self._decode.SPLIT)
         tops = np.empty((batch, kv_heads, splits, group), np.float32)
         totals, outputs = np.empty(tops.shape, np.float32), np.empty((*tops.shape, dim_v), np.float32)
-        work = (
+        work = functools.partial(
+            attend.run,
             call.query.reshape(batch, kv_heads, group, dim).contiguous().numpy(),
             k_scale,
             call.scaling * _LOG2_E,
@@ -101,17 +102,18 @@ class DecodeKernel:
             _numpy(value),
             spans,
             np.float32((call.softcap or 0.0) * _LOG2_E),
+            np.zeros(1, np.int64),
+            tops,
+            totals,
+            outputs,
         )
         read = sum(seen) * kv_heads * (dim + dim_v) * key.element_size()
         count = max(1, min(self._threads, tops.size // group, read // _BYTES_PER_THREAD))
-        others = [
-            self._pool.submit(functools.partial(attend.run, *work, first, count, tops, totals, outputs))
-            for first in range(1, count)
-            if self._pool is not None
-        ]
-        attend.run(*work, 0, count, tops, totals, outputs)
+        others = [] if self._pool is None else [self._pool.submit(work) for _ in range(1, count)]
+        work()
         for other in others:
-            other.result()
+            if not other.cancel():  # one that has not begun yet finds nothing left to do
+                other.result()
         result = np.empty((batch, kv_heads, group, dim_v), np.float32)
         self._join(tops, totals, outputs, attend.order, _sinks(call, kv_heads), np.ascontiguousarray(v_scale), result)
         return torch.from_numpy(result).view(batch, heads, 1, dim_v)

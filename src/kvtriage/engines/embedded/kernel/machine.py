@@ -62,7 +62,7 @@ class Machine:
         return self.lanes // PIECE_LANES
 
     def block(self, row_bytes: int) -> int:
-        """Tokens whose scores are kept at a time."""
+        """Tokens whose scores are kept at a time: as few sixteens as hold _BLOCK_BYTES, and 128 at most."""
         return min(128, -(-_BLOCK_BYTES // (16 * row_bytes)) * 16)
 
     def copies(self, lot: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 from collections.abc import Iterator
 
 import numba
@@ -210,6 +211,19 @@ def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype) -> None:
             assert isinstance(decode, DecodeKernel)
             found.append(check(decode, key, value, [(0, 3000), (7, 2500), (0, 1)], 3))
     assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_threads_that_come_late_are_not_waited_for() -> None:
+    """The kernel's own threads have something else to do until its answer is there."""
+    key, value = (drawn(1, 4, 3000, 64, seed=seed).to(BF16) for seed in (1, 2))
+    answered = threading.Event()
+    with open_decode(3, "storage", torch.device("cpu")) as decode:
+        assert isinstance(decode, DecodeKernel)
+        assert decode._pool is not None
+        waited = [decode._pool.submit(answered.wait, 60) for _ in range(2)]
+        check(decode, key, value, [(0, 3000)], 3)
+        answered.set()
+        assert all(one.result() for one in waited)
 
 
 def test_nan_in_the_query_reaches_the_output(kernel: DecodeKernel) -> None:
