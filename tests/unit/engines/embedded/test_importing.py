@@ -35,3 +35,18 @@ def test_a_scipy_that_was_there_before_stays_the_same() -> None:
         "atexit.register(lambda: print(first is sys.modules['scipy.special']))",
     ]
     assert said("\n".join(lines)) == ["False", "False", "24.0", "True"]
+
+
+def test_a_thread_that_imports_scipy_meanwhile_gets_it() -> None:
+    lines = [
+        "import threading",
+        "found = []",
+        "def imports():",
+        "    import scipy.stats",
+        "    found.append(scipy.stats)",
+        "thread = threading.Thread(target=imports)",
+        "thread.start()",
+        "import atexit",
+        "atexit.register(lambda: print(len(found), 'scipy' in sys.modules))",
+    ]
+    assert said("\n".join(lines))[2:] == ["24.0", "1", "True"]
