@@ -98,5 +98,5 @@ def _weight_map(index: Path) -> dict[str, str]:
     """Tensor name → file name. Raises OSError, ValueError, RecursionError."""
     match json.loads(index.read_bytes()):
         case {"weight_map": {**named}} if named and all(isinstance(file, str) for file in named.values()):
-            return named
+            return {str(name): str(file) for name, file in named.items()}
     raise ValueError(f"the weight_map of {index.name} does not say which file holds which tensor")

@@ -283,7 +283,7 @@ def _quantised(folder: Path) -> None:
 @pytest.mark.parametrize(("break_it", "error", "says"), [
     (_other_names, UnsupportedModel, "does not name its weights as the model does"),
     (_one_shape_off, ModelError, r"has the shape \[3, 3\] in the weights"),
-    (_embedding_of_more_tokens, ModelError, r"embed_tokens.weight has the shape \[194, 48\] in the weights and \[97, 48\]"),
+    (_embedding_of_more_tokens, ModelError, r"embed_tokens.weight has the shape \[194, 48\] in"),
     (_embedding_of_one_column, ModelError, r"embed_tokens.weight has the shape \[97\] in the weights"),
     (_cut_short, ModelError, "cannot read which weights"),
     (_quantised, UnsupportedModel, "the weights are quantised"),
