@@ -229,8 +229,8 @@ def _first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """transformers and its progress bars keep still: kvtriage talks for itself."""
-    level = transformers.logging.get_verbosity()
+    """transformers and its progress bars keep still: kvtriage talks for itself. One may stand within another."""
+    level, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # also that the environment forbids what is asked of a progress bar
         transformers.logging.set_verbosity(logging.ERROR)
@@ -239,4 +239,5 @@ def quiet_transformers() -> Iterator[None]:
             yield
         finally:
             transformers.logging.set_verbosity(level)
-            transformers.logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            if bars:
+                transformers.logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -534,3 +534,12 @@ def test_a_model_that_prefers_tuples_runs_too(tmp_path: Path) -> None:
         engine.open(Arm("bf16", CachePolicy.native(3))) as session,
     ):
         assert len(session.score(ScoreRequest("x", tiny.prompt(20), 10)).nll) == 10
+
+
+def test_loading_a_model_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    spec = tiny.save(tiny.llama(), tmp_path)
+    capfd.readouterr()
+    shows = transformers.logging.is_progress_bar_enabled()
+    with open_engine(tmp_path, spec, numerics="storage", device="cpu", threads=1):
+        assert capfd.readouterr() == ("", "")
+    assert transformers.logging.is_progress_bar_enabled() == shows
