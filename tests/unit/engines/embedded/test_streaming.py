@@ -300,6 +300,18 @@ def test_what_cannot_be_streamed_is_refused(
         engine.observe(PROMPTS[:1], EDGES, quiet)
 
 
+@pytest.mark.parametrize("streams", [True, False])
+def test_tokens_of_another_models_tokenizer_are_refused(streams: bool, tmp_path: Path) -> None:
+    folder, spec = saved(tmp_path)
+    in_memory = open_engine(folder, spec, numerics="storage", device="cpu", threads=1)
+    streamed = open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1)
+    with (
+        pytest.raises(ModelError, match="the tokenizer makes token 97, and the weights know 97 tokens"),
+        streamed if streams else in_memory as engine,
+    ):
+        engine.observe([(96, 97, 3)], EDGES, quiet)
+
+
 def test_an_index_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     folder, spec = saved(tmp_path / "model")
