@@ -272,6 +272,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="how long to time each shape and length")
     parser.add_argument("--json", type=Path, help="also write the rows and the raw rounds here")
     options = parser.parse_args()
+    if options.threads < 1:
+        parser.error(f"argument --threads: {options.threads} is too few")
     torch.set_num_threads(options.threads)
     found = []
     with (

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvtriage.checkpoints.model_folder import load_model_folder
 from kvtriage.cli.sources import resolve_model
 from kvtriage.cli.terminal import open_progress
 from kvtriage.engines.base import Arm
@@ -30,7 +31,7 @@ from kvtriage.engines.embedded.attention import AttentionCall
 from kvtriage.engines.embedded.engine import EmbeddedEngine, open_engine
 from kvtriage.engines.embedded.kernel.kernel import DecodeKernel, open_decode
 from kvtriage.engines.embedded.storing import StoringAttention
-from kvtriage.errors import ModelError
+from kvtriage.errors import KvtriageError
 from kvtriage.kvcache.policy import CachePolicy, Scaling
 from kvtriage.kvcache.readers import read_cache_spec
 from kvtriage.units import format_count
@@ -171,10 +172,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="also write the rows and the raw rounds here")
     options = parser.parse_args()
+    if options.threads < 1:
+        parser.error(f"argument --threads: {options.threads} is too few")
     try:
         with open_progress() as progress:
             folder = resolve_model(options.model, progress)
-    except ModelError as error:
+        spec = read_cache_spec(load_model_folder(folder, trust_remote_code=False).config)
+    except KvtriageError as error:
         parser.error(f"argument --model: {error.message}")
     torch.set_num_threads(options.threads)
     found = []
@@ -184,7 +188,6 @@ def main() -> None:
         for sequences in SEQUENCES:
             found.append(layer(sequences, kernel, options.threads))
             print(found[-1].line(), flush=True)
-    spec = read_cache_spec(json.loads((folder / "config.json").read_bytes()))
     with open_engine(folder, spec, numerics="storage", device="cpu", threads=options.threads) as engine:
         print(f"{options.model}, {engine.info().backend}")
         for sequences in MODEL_SEQUENCES:

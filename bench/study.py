@@ -220,6 +220,8 @@ def main() -> None:
     parser.add_argument("--workers", type=at_least_one, default=2, help="of the second part")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
+    if options.tokens < 4 * SCORED:  # half of them are a text that a needle leaves at its half, or near its end
+        parser.error(f"argument --tokens: {options.tokens} is too few, there must be {4 * SCORED}")
     try:
         with open_progress() as progress:
             folder = resolve_model(options.model, progress)

@@ -14,7 +14,6 @@ from kvtriage.cli.terminal import say
 from kvtriage.engines.base import Engine, Tokenizer
 from kvtriage.engines.embedded.allocating import give_freed_memory_back, keep_freed_memory
 from kvtriage.engines.embedded.collecting import without_collecting
-from kvtriage.engines.embedded.importing import import_transformers
 from kvtriage.errors import EngineError, StudyError, UnsupportedModel
 from kvtriage.kvcache.spec import CacheSpec
 from kvtriage.units import format_bytes
@@ -68,7 +67,6 @@ def embedded(
     keep_freed_memory()
     try:
         with without_collecting():
-            import_transformers()
             from kvtriage.engines.embedded.bounded import bound_for, open_bounded_engine, spare_bytes
             from kvtriage.engines.embedded.engine import open_engine, resolve_device
             from kvtriage.engines.embedded.linear import has_bf16_products

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bench import calibration, client_overhead, sensitivity, skip_sets, slope, study
+from bench import attention, calibration, client_overhead, ragged, sensitivity, skip_sets, slope, study
 
 
 @pytest.mark.parametrize(
@@ -17,13 +17,16 @@ from bench import calibration, client_overhead, sensitivity, skip_sets, slope, s
         (skip_sets.main, ("--models", "x"), "argument --models: invalid choice: 'x' (choose from"),
         *(
             (main, ("--model", "demo:x"), "argument --model: there is no demo model named 'demo:x'")
-            for main in (calibration.main, slope.main, study.main)
+            for main in (calibration.main, ragged.main, slope.main, study.main)
         ),
         (calibration.main, ("--bound", "much"), "argument --bound: invalid parse_bytes value: 'much'"),
         *(
             (study.main, (word, "0"), f"argument {word}: 0 is too few")
             for word in ("--rounds", "--threads", "--workers")
         ),
+        (study.main, ("--tokens", "511"), "argument --tokens: 511 is too few, there must be 512"),
+        *((main, ("--threads", "0"), "argument --threads: 0 is too few") for main in (attention.main, ragged.main)),
+        (ragged.main, ("--model", "tests"), "has no config.json"),
         (client_overhead.main, ("--streams", "x"), "argument --streams: invalid int value: 'x'"),
     ],
 )

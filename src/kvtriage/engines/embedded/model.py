@@ -139,7 +139,13 @@ class LanguageModel:
                 del layer.forward
 
     def tokens(self, token_ids: Sequence[Sequence[int]]) -> Tensor:
-        """[B][T] to a tensor on the model's device."""
+        """[B][T] to a tensor on the model's device. Raises ModelError for a token that the model does not know."""
+        largest = max(max(row, default=0) for row in token_ids)
+        if largest >= self.vocabulary:
+            raise ModelError(
+                f"the tokenizer makes token {largest}, and the weights know {self.vocabulary:,} tokens",
+                hint="the tokenizer and the weights belong to different models",
+            )
         return torch.tensor([list(row) for row in token_ids], dtype=torch.long, device=self.device)
 
 

@@ -118,7 +118,7 @@ class EmbeddedSession:
             )
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
         lengths = [len(prompts[row]) for row in order]
-        starts = self._model.tokens([[length] for length in lengths])
+        starts = torch.tensor(lengths, device=self._model.device)[:, None]
         times = [self._now()]
         attention, logits = self._read([prompts[row] for row in order], lengths[-1] + new_tokens - 1)
         chosen = [logits.argmax(dim=-1, keepdim=True)]

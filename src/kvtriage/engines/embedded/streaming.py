@@ -160,7 +160,9 @@ class StreamedModel:
     def _prepare(self, name: str, module: nn.Module) -> None:
         """What lies outside the layers is read now, an embedding row by row when it is asked."""
         if isinstance(module, nn.Embedding):
-            self._embeddings[id(module.weight)] = f"{self._prefix}{name}.weight"
+            stored = f"{self._prefix}{name}.weight"
+            self._weights.check_shape(stored, module.weight.shape)
+            self._embeddings[id(module.weight)] = stored
             return
         for own, value in _stored(module).items():
             room = torch.empty(value.shape, dtype=value.dtype)

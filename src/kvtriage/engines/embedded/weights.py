@@ -37,6 +37,10 @@ class Weights:
             counted += _look(path, "the tensors", functools.partial(_count, own))
         return counted
 
+    def check_shape(self, name: str, shape: Sequence[int]) -> None:
+        """By the file's header. Raises ModelError when the tensor has another."""
+        _look(self.files[name], name, lambda file: _check_shape(name, file.get_slice(name).get_shape(), shape))
+
     def read_into(self, name: str, room: Tensor) -> None:
         """Fill `room` with a tensor of its shape. Raises ModelError."""
         _look(self.files[name], name, lambda file: _fill(name, room, file.get_tensor(name)))
@@ -51,7 +55,7 @@ def _look(path: Path, what: str, take: Callable[[Any], _Taken]) -> _Taken:
     try:
         with safe_open(path, "pt") as file:
             return take(file)
-    except (OSError, SafetensorError, IndexError) as error:
+    except (OSError, ValueError, SafetensorError, IndexError) as error:
         raise ModelError(f"cannot read {what} in {path}: {error}", hint="download or copy the file again") from error
 
 
@@ -65,23 +69,34 @@ def _rows(name: str, rows: Tensor, file: Any) -> Tensor:
 
 
 def _fill(name: str, room: Tensor, stored: Tensor) -> None:
-    if stored.shape != room.shape:
+    _check_shape(name, stored.shape, room.shape)
+    room.copy_(stored)
+
+
+def _check_shape(name: str, stored: Sequence[int], wanted: Sequence[int]) -> None:
+    if list(stored) != list(wanted):
         raise ModelError(
-            f"{name} has the shape {list(stored.shape)} in the weights and {list(room.shape)} by config.json",
+            f"{name} has the shape {list(stored)} in the weights and {list(wanted)} by config.json",
             hint="the weights and config.json belong to different models",
         )
-    room.copy_(stored)
 
 
 def open_weights(folder: Path) -> Weights:
     """Which file of `folder` holds which tensor. Raises ModelError."""
     try:
         if (folder / _INDEX).is_file():
-            stated = json.loads((folder / _INDEX).read_bytes())["weight_map"]
-            return Weights({str(name): folder / Path(str(file)).name for name, file in stated.items()})
+            return Weights({name: folder / Path(file).name for name, file in _weight_map(folder / _INDEX).items()})
         with safe_open(folder / _SINGLE, "pt") as file:
             return Weights(dict.fromkeys(file.keys(), folder / _SINGLE))
-    except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise ModelError(
             f"cannot read which weights {folder} holds: {error}", hint="download or copy the model again"
         ) from error
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor name → file name. Raises OSError, ValueError, RecursionError."""
+    match json.loads(index.read_bytes()):
+        case {"weight_map": {**named}} if named and all(isinstance(file, str) for file in named.values()):
+            return {str(name): str(file) for name, file in named.items()}
+    raise ValueError(f"the weight_map of {index.name} does not say which file holds which tensor")

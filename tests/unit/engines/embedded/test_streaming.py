@@ -18,6 +18,7 @@ from kvtriage.engines.base import Arm
 from kvtriage.engines.embedded import bounded
 from kvtriage.engines.embedded.bounded import COMPUTE_DTYPES, BoundedEngine, _Share, bound_for, open_bounded_engine
 from kvtriage.engines.embedded.engine import open_engine
+from kvtriage.engines.embedded.weights import open_weights
 from kvtriage.errors import KvtriageError, ModelError, NonFinite, StudyError, UnsupportedModel
 from kvtriage.fp8.scales import fit_scales
 from kvtriage.kvcache.policy import CachePolicy, Scaling
@@ -253,6 +254,21 @@ def _one_shape_off(folder: Path) -> None:
     save_file(tensors, file)
 
 
+def _embedding_of_more_tokens(folder: Path) -> None:
+    """Its rows would be read all the same."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.embed_tokens.weight"] = torch.zeros(2 * tiny.VOCABULARY, 48)
+    save_file(tensors, file)
+
+
+def _embedding_of_one_column(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.embed_tokens.weight"] = torch.zeros(tiny.VOCABULARY)
+    save_file(tensors, file)
+
+
 def _cut_short(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -267,6 +283,8 @@ def _quantised(folder: Path) -> None:
 @pytest.mark.parametrize(("break_it", "error", "says"), [
     (_other_names, UnsupportedModel, "does not name its weights as the model does"),
     (_one_shape_off, ModelError, r"has the shape \[3, 3\] in the weights"),
+    (_embedding_of_more_tokens, ModelError, r"embed_tokens.weight has the shape \[194, 48\] in"),
+    (_embedding_of_one_column, ModelError, r"embed_tokens.weight has the shape \[97\] in the weights"),
     (_cut_short, ModelError, "cannot read which weights"),
     (_quantised, UnsupportedModel, "the weights are quantised"),
 ])  # fmt: skip
@@ -282,6 +300,18 @@ def test_what_cannot_be_streamed_is_refused(
         engine.observe(PROMPTS[:1], EDGES, quiet)
 
 
+@pytest.mark.parametrize("streams", [True, False])
+def test_tokens_of_another_models_tokenizer_are_refused(streams: bool, tmp_path: Path) -> None:
+    folder, spec = saved(tmp_path)
+    in_memory = open_engine(folder, spec, numerics="storage", device="cpu", threads=1)
+    streamed = open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1)
+    with (
+        pytest.raises(ModelError, match="the tokenizer makes token 97, and the weights know 97 tokens"),
+        streamed if streams else in_memory as engine,
+    ):
+        engine.observe([(96, 97, 3)], EDGES, quiet)
+
+
 def test_an_index_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     folder, spec = saved(tmp_path / "model")
@@ -294,6 +324,21 @@ def test_an_index_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
         open_bounded_engine(folder, spec, bound_bytes=AMPLE, device="cpu", threads=1) as engine,
     ):
         engine.observe(PROMPTS[:1], EDGES, quiet)
+
+
+@pytest.mark.parametrize(
+    "index", ["[]", '"x"', '{"weight_map": null}', '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "[" * 100_000]
+)
+def test_an_index_that_is_none_is_refused(index: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelError, match="cannot read which weights"):
+        open_weights(tmp_path)
+
+
+def test_an_index_of_a_name_that_no_file_has_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "\ud800"}}))
+    with pytest.raises(ModelError, match="cannot read the tensors"):
+        open_weights(tmp_path).count_elements()
 
 
 @pytest.mark.parametrize(("free", "streams"), [(1, True), (AMPLE, False), (None, False)])
