@@ -8,7 +8,8 @@ BF16 bytes. Each has several layers' caches of its own and goes from one to the 
 the processor's caches. A ratio is taken round by round; printed is its median and, in brackets, its quartiles.
 
 torch is slow enough that it gets two rounds only. Where KVTRIAGE_VLLM_PYTHON names the Python of an environment with
-vLLM, its CPU attention takes turns too, on caches of its own, over BF16 and over FP8.
+vLLM, its CPU attention takes turns too, on caches of its own, over BF16 and over FP8; with one thread only, for several
+of OpenMP's go on looking for work while others have their turn.
 
 Store: what quantising and storing a new token costs in one layer; `bench/slope.py` sets it against a whole step. One
 thread is timed on its own clock, which stands still while other programs have the core; several threads are timed by
@@ -182,9 +183,9 @@ class Peer:
     @staticmethod
     @contextlib.contextmanager
     def started(threads: int) -> Iterator[Peer | None]:
-        """None where no environment is named."""
+        """None where no environment is named, or there are several threads."""
         python = os.environ.get("KVTRIAGE_VLLM_PYTHON")
-        if not python:
+        if not python or threads > 1:
             yield None
             return
         command = [python, str(Path(__file__).with_name("attention_vllm.py")), str(threads)]
@@ -253,9 +254,12 @@ def rows(found: Sequence[Measured]) -> list[dict[str, object]]:
                 "ratios": (read / 2 / fp8).tolist(),
                 "target": "at least 0.5",
             },
-            _against_vllm(name, "BF16", one.bf16, one.vllm_bf16),
-            _against_vllm(name, "FP8", one.fp8, one.vllm_fp8),
         ]
+        if one.threads == 1:
+            lines += [
+                _against_vllm(name, "BF16", one.bf16, one.vllm_bf16),
+                _against_vllm(name, "FP8", one.fp8, one.vllm_fp8),
+            ]
     return lines
 
 
