@@ -128,7 +128,7 @@ def axis_number(value: float) -> str:
 
 
 def axis_percent(share: float) -> str:
-    """A tick: 0.05 → '5 %'."""
+    """A tick, or a share as it was set, without the zeros that measured ones keep: 0.05 → '5 %'."""
     return f"{share * 100:g} %".replace("-", _MINUS)
 
 

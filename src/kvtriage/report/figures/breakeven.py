@@ -6,6 +6,7 @@ from kvtriage.records.latency import Crossing
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.spans import SpanRow, Stretch, draw_spans
 from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table
+from kvtriage.report.numbers import axis_percent
 from kvtriage.report.timings import ArmTimings, crossing_with_baseline, latency_of
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_tokens
@@ -43,7 +44,7 @@ def draw_breakeven(view: CaseView) -> Figure | Absent:
     return Figure(
         question=_QUESTION,
         answer=_answer(view, found),
-        note=f"A mark is where the lines of an arm and of BF16 cross, the band its {100 * confidence:g} % interval "
+        note=f"A mark is where the lines of an arm and of BF16 cross, the band its {axis_percent(confidence)} interval "
         "(Fieller's), the bar where the arm is faster for certain. Only the shaded lengths were timed; "
         "beyond them the lines are drawn out.",
         panels=(Panel("", *drawings),),

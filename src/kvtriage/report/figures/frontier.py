@@ -6,7 +6,7 @@ from kvtriage.records.frontier import Frontier, SetRow
 from kvtriage.report.arms import layer_ranges
 from kvtriage.report.charts.lines import Guide, PlaneSpec, Series, draw_plane
 from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table
-from kvtriage.report.numbers import Shown, as_set, axis_number, interval, rounded, times
+from kvtriage.report.numbers import Shown, as_set, axis_number, axis_percent, interval, rounded, times
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_bytes
 
@@ -151,6 +151,6 @@ def _answer(view: CaseView, frontier: Frontier) -> str:
     return (
         f"The cheapest set found is {layers}: BF16 holds {times(found.bytes_ratio)} its bytes, and on text that had no "
         f"part in the choice it {kept} the KL margin, with {rounded(found.kl)} nats per token "
-        f"({100 * view.plan.study.rule.confidence:g} % interval "
+        f"({axis_percent(view.plan.study.rule.confidence)} interval "
         f"{'unbounded' if found.low is None or found.high is None else interval(found.low, found.high)})."
     )

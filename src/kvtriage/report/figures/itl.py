@@ -8,7 +8,7 @@ from kvtriage.records.trials import TimingTrial
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.lines import Guide, Series, draw_against_length
 from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table
-from kvtriage.report.numbers import Shown, percent, rounded
+from kvtriage.report.numbers import Shown, axis_percent, percent, rounded
 from kvtriage.report.timings import (
     ArmTimings,
     band_of,
@@ -39,7 +39,7 @@ def draw_itl(view: CaseView) -> Figure | Absent:
         question=_QUESTION,
         answer=_answer(view, timings),
         note="A point is the median step of one generation, the stroke behind it the middle half of its steps. "
-        f"Lines are least squares, ITL = slope · length + intercept, with their {100 * confidence:g} % band; "
+        f"Lines are least squares, ITL = slope · length + intercept, with their {axis_percent(confidence)} band; "
         "generations that something else disturbed are set aside and counted. The axis may start above zero. Over the "
         f"traffic means prompts of {_listed(study.buckets)} tokens with {study.rule.output_tokens:,} generated, as so "
         "many times BF16's. The lines are this machine's, not your server's.",

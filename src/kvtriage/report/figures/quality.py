@@ -43,10 +43,10 @@ def draw_quality(view: CaseView) -> Figure | Absent:
     return Figure(
         question=_QUESTION,
         answer=_answer(view),
-        note=f"Mean and {100 * confidence:g} % interval over items, paired with BF16 item by item: Student's, widened "
-        "where the studentised bootstrap reaches further; Wilson's for answers found. A dashed line is the margin of "
-        "the rule, noise is how far BF16 repeated is from BF16 in its noisiest bucket; an arrow points to what lies "
-        f"beyond the axis.{looks_note(view)}",
+        note=f"Mean and {axis_percent(confidence)} interval over items, paired with BF16 item by item: Student's, "
+        "widened where the studentised bootstrap reaches further; Wilson's for answers found. A dashed line is the "
+        "margin of the rule, noise is how far BF16 repeated is from BF16 in its noisiest bucket; an arrow points to "
+        f"what lies beyond the axis.{looks_note(view)}",
         panels=tuple(panels),
         table=Table.of(TABLE_HEADING, rows, words=3),
         facts={

@@ -13,7 +13,7 @@ from kvtriage.records.trials import ScoreTrial
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.grid import GridCell, draw_grid
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
-from kvtriage.report.numbers import as_set, axis_tokens, signed
+from kvtriage.report.numbers import as_set, axis_percent, axis_tokens, signed
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_count, format_tokens
 
@@ -37,7 +37,7 @@ class _Place:
 
     @property
     def words(self) -> str:
-        return f"{_percent(self.depth)} into {format_tokens(self.bucket)} tokens"
+        return f"{axis_percent(self.depth)} into {format_tokens(self.bucket)} tokens"
 
     @property
     def told(self) -> str:
@@ -63,7 +63,7 @@ def draw_retrieval(view: CaseView) -> Figure | Absent:
         Panel(
             style_of(arm).short + (" ✓" if view.is_chosen(arm) else ""),
             draw_grid(
-                [_percent(depth) for depth in depths],
+                [axis_percent(depth) for depth in depths],
                 [axis_tokens(bucket) for bucket in buckets],
                 [[_cell(places.get((arm.name, depth, bucket)), top) for bucket in buckets] for depth in depths],
                 label=f"Increase of the answer's NLL under {style_of(arm).short}, by depth and length",
@@ -120,7 +120,3 @@ def _answer(view: CaseView, places: list[_Place]) -> str:
     rises = f"most {worst.words}, by {signed(worst.increase)} nats per token" if worst.increase > 0 else "nowhere"
     arm = "the chosen arm" if chosen else "any arm"
     return f"No place finds fewer answers under {arm} than in BF16; their NLL rises {rises}."
-
-
-def _percent(depth: float) -> str:
-    return f"{100 * depth:g} %"

@@ -9,7 +9,7 @@ from kvtriage.report.arms import style_of
 from kvtriage.report.charts.dots import DotGroup, DotRow, Threshold, draw_dots
 from kvtriage.report.figures.base import Absent, Figure, Panel, Table
 from kvtriage.report.figures.quality import noise_line, to_row
-from kvtriage.report.numbers import as_set, axis_number, rounded, times
+from kvtriage.report.numbers import as_set, axis_number, axis_percent, rounded, times
 from kvtriage.report.quality import METRICS, Drift, drift_of, looks_note
 from kvtriage.report.view import CaseView
 from kvtriage.units import format_tokens
@@ -41,7 +41,7 @@ def draw_tradeoff(view: CaseView) -> Figure | Absent:
         question=_QUESTION,
         answer=_answer(view, scored, longest),
         note="Left: cache bytes of BF16 over the arm's, longer is better. Right: mean KL divergence from BF16 over "
-        f"all running text with its {100 * view.plan.study.rule.confidence:g} % interval, shorter is better."
+        f"all running text with its {axis_percent(view.plan.study.rule.confidence)} interval, shorter is better."
         f"{looks_note(view)}",
         panels=(
             Panel(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtriage.report.arms import style_of
 from kvtriage.report.charts.lines import Series, draw_against_length
 from kvtriage.report.figures.base import Absent, Cell, Figure, Panel, Table
-from kvtriage.report.numbers import Shown, interval, rounded
+from kvtriage.report.numbers import Shown, axis_percent, interval, rounded
 from kvtriage.report.timings import ArmTimings, band_of, curve_lengths, latency_of, ttft_ratio_at
 from kvtriage.report.view import CaseView
 from kvtriage.stats import Ratio
@@ -30,7 +30,7 @@ def draw_ttft(view: CaseView) -> Figure | Absent:
         question=_QUESTION,
         answer=_answer(pair, ratio, longest),
         note="Every generation is a point; the curve is least squares, TTFT = a · length² + b · length + c, with its "
-        f"{100 * confidence:g} % band; disturbed generations are set aside. It too belongs to this machine.",
+        f"{axis_percent(confidence)} band; disturbed generations are set aside. It too belongs to this machine.",
         panels=(Panel("", *draw_against_length(series, "Time to first token", "TTFT, s", from_zero=True)),),
         table=Table.of(
             ("arm", "a, ns per token²", "b, µs per token", "c, ms", "fastest and slowest generation", "set aside"),
